@@ -95,7 +95,7 @@ NO_CUDA := $(addprefix --prune ,cuda-bindings cuda-toolkit nvidia-cublas nvidia-
 lock: $(STAMP)  ## after a change of dependencies: lock exact versions and hashes again; UPGRADE=1 takes the newest
 	@$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv lock $(if $(UPGRADE),--upgrade)
-	@$(EXPORT) --extra measure --extra book --extra test $(NO_CUDA) --output-file requirements.lock > /dev/null
+	@$(EXPORT) --extra measure --extra convert --extra book --extra test $(NO_CUDA) --output-file requirements.lock > /dev/null
 	@for group in build peers; do $(EXPORT) --only-group $$group $(NO_CUDA) --output-file locks/$$group.lock > /dev/null || exit; done
 	@$(EXPORT) --only-group cuda --output-file locks/cuda.lock > /dev/null
 	@version=$$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.lock); grep -q "^torch==$$version+cpu" locks/cpu.lock || \

@@ -20,7 +20,7 @@ import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab import progress
-from towerlab.cache import CACHE, user_cache
+from towerlab.cache import CACHE
 from towerlab.model import memory
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention import implementation
@@ -324,10 +324,6 @@ def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])
-
-
-USER_CACHE = user_cache()
-"""Where the user's own fetched models may be: read by tests of real models, never written."""
 
 
 @pytest.fixture(scope="session", autouse=True)

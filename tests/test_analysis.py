@@ -26,7 +26,7 @@ import importlib, pkgutil, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):  # any import of these fails
-        absent = "towerlab torch transformers jaxtyping tqdm pooch filelock gguf".split()
+        absent = "towerlab torch transformers jaxtyping tqdm pooch".split()
         if name.partition(".")[0] in absent:
             raise ModuleNotFoundError(f"no {name}", name=name)
 

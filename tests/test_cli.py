@@ -44,7 +44,6 @@ BAD = [
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
     (["record", "no/such/x", "heads"], "no/such/x"),
-    (["models", "nobody"], "choose one of"),
     (["book", "--set", "blocks=x"], "a valid integer"),
     (["book", "--set", "block=2"], "did you mean 'blocks'?"),
     (["book", "--set", "a='"], "open quote"),

@@ -1,6 +1,8 @@
 """Loading a model: what is taken, what is refused in one line, what a fingerprint follows."""
 
+import json
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import TINY, random_prompts, refused, tiny
+from conftest import TINY, VOCABULARY, random_prompts, refused, shared, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
-from towerlab.model import files, loading, packages, proof
+from tokenizers import Tokenizer, processors
+from towerlab.model import loading, proof
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.capture import capture
 
@@ -26,21 +29,21 @@ def test_every_architecture_loads_from_a_folder_and_is_proven(save, kind):
     model = loading.load(folder)
     assert model.architecture is ARCHITECTURES[kind.split()[0]]
     assert max(proof.prove(model).values()) < 1e-4
-    assert model.fingerprint == files.fingerprint(str(folder))
+    assert model.fingerprint == loading.fingerprint(str(folder))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama", "gemma2"])
 def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype):
     # The same numbers in both: float32 weights that the narrow dtype can hold.
-    narrow, wide = (tiny(kind, loading.DTYPES[dtype]) for _ in range(2))
+    narrow, wide = (tiny(kind, getattr(torch, dtype)) for _ in range(2))
     wide.hf.float()
     plain, expected = (
         capture(model, random_prompts(3, lengths=(11,)), proof.PROVEN) for model in (narrow, wide)
     )
     assert plain.weights.dtype == plain.scores.dtype == torch.float32
-    assert plain.z.dtype == loading.DTYPES[dtype]
-    assert (plain.weights - expected.weights).abs().max() < proof.TOLERANCE[loading.DTYPES[dtype]]
+    assert plain.z.dtype == getattr(torch, dtype)
+    assert (plain.weights - expected.weights).abs().max() < proof.TOLERANCE[getattr(torch, dtype)]
 
 
 def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, monkeypatch):
@@ -57,7 +60,7 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, m
         ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
     )
     on_disk |= {"model.layers.0": "cpu", "model.layers.1": "cpu", "model.layers.2": "disk"}
-    not_loaded(folder, "offloads", device_map=on_disk)
+    not_loaded(folder, "may not offload", device_map=on_disk)
 
 
 def test_an_edited_checkpoint_is_caught_by_the_proof(save, monkeypatch):
@@ -89,12 +92,12 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
     loading.load(folder)
     (folder / "model.safetensors").unlink()
-    not_loaded(folder, "pickled weights only.*save it as safetensors")
+    not_loaded(folder, "no safetensors weights, and pickled ones are not read")
     for fields, words in (
         ({"model_type": "own"}, "own model, which is not supported"),
         ({"auto_map": {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM",
                                                     "AutoTokenizer")}},
-         r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json"),
+         "its own code .*remove auto_map"),
     ):  # fmt: skip
         not_loaded(save("llama", **fields), words)
     assert not (tmp_path / "was-run").exists()
@@ -126,46 +129,34 @@ def one_nan(weight):
 
 
 C_PROJ = "h.1.attn.c_proj"
+BROKEN = json.dumps(
+    json.loads(word_tokenizer(["w0"]).backend_tokenizer.to_str())
+    | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+)
+
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
 @pytest.mark.parametrize(
     "file, damage, words",
     [
-        ("model.safetensors", cut, "the weights of .* damaged .* again"),
-        (
-            "model.safetensors",
-            lambda path: path.write_text("version https://git-lfs"),
-            "weights of .* damaged .* again",
-        ),
-        ("model.safetensors", Path.unlink, "no safetensors weights: put model.safetensors there"),
-        (
-            "model.safetensors",
-            changing(C_PROJ, lambda _: None),
-            rf"lacks 2 weights .*{C_PROJ}.* same whole checkpoint",
-        ),
-        (
-            "model.safetensors",
-            changing("h.2.mlp.c_fc.weight", torch.zeros_like),
-            r"h\.2\.mlp\.c_fc\.weight of .* zero throughout",
-        ),
-        (
-            "model.safetensors",
-            changing(f"{C_PROJ}.weight", one_nan),
-            rf"{C_PROJ}.weight of .* not finite: copy or download it again, or take another",
-        ),
-        (
-            "model.safetensors",
-            changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)),
-            "holds I8, no plain floats, .*GGUF",
-        ),
-        ("config.json", cut, r"config\.json of .* cannot be read"),
-        ("config.json", lambda path: path.write_text("{}"), "has no model_type"),
-        ("config.json", Path.unlink, "holds no config.json: give a folder"),
-        (
-            "config.json",
-            lambda path: path.write_text("[" * 100_000),
-            r"config\.json of .* cannot be read",
-        ),
+        (WEIGHTS, cut, "cannot be read .*SafetensorError.* one whole checkpoint"),
+        (WEIGHTS, lambda path: path.write_text("version https://git-lfs"), "cannot be read"),
+        (WEIGHTS, Path.unlink, "no safetensors weights"),
+        (WEIGHTS, changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}"),
+        (WEIGHTS, changing("mlp.c_fc.weight", lambda w: w[:-1]), "another shape .* 3 weights"),
+        (WEIGHTS, changing("h.2.mlp.c_fc.weight", torch.zeros_like), "h.2.mlp.c_fc.weight .* zero"),
+        (WEIGHTS, changing(f"{C_PROJ}.weight", one_nan), rf"{C_PROJ}.weight of .* not finite"),
+        (WEIGHTS, changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)), "has the type I8"),
+        (WEIGHTS, changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.uint8)), "has the type U8"),
+        (CONFIG, cut, r"config\.json of .* cannot be read"),
+        (CONFIG, lambda path: path.write_text("{}"), r"config\.json of .*KeyError: 'model_type'"),
+        (CONFIG, Path.unlink, r"config\.json of .* cannot be read"),
+        (CONFIG, lambda path: path.write_text("[" * 100_000), r"config\.json of .* cannot be read"),
+        (TOKENIZER, cut, "cannot be read"),
+        (TOKENIZER, lambda path: path.write_text('{"model": {"type": "New"}}'), "cannot be read"),
+        (TOKENIZER, lambda path: path.write_text(BROKEN), "cannot be read .*Panic"),
     ],
 )
 def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(save, file, damage, words):
@@ -190,48 +181,58 @@ def test_a_run_warns_of_no_padding(monkeypatch):
 
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
     folder = save("llama")
-    not_loaded(folder / "model.safetensors", "one file of a model: give its folder")
-    (folder / "adapter_model.safetensors").write_bytes(
-        b""
-    )  # beside whole weights, which it would change
-    not_loaded(folder, "adapter_model.*merge_and_unload.*take the adapter out")
-    (folder / "model.safetensors").unlink()
-    (folder / "config.json").unlink()
-    not_loaded(folder, "merge_and_unload")
+    not_loaded(folder / "model.safetensors", "is a file: give a folder .*gguf_to_folder")
+    # It is next to whole weights, which it would change.
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    not_loaded(folder, "contains an adapter .*merge_and_unload")
 
 
-def test_what_a_folder_was_made_from_stays_with_it(save, tmp_path):
-    folder = save("llama", made_from={"file": "x.gguf", "quantisation": "Q4_0, dequantised"})
-    model = loading.load(folder)
-    assert model.quantisation == "Q4_0, dequantised"
-    model.hf.save_pretrained(tmp_path / "copy")
-    assert files.describe(str(tmp_path / "copy")).quantisation == "Q4_0, dequantised"
+@pytest.mark.parametrize(
+    "kind, config, words",
+    [
+        ("llama", {"model_type": "bloom"}, "bloom model, which is not supported: .*gpt2, .*llama"),
+        ("gemma3_text", {"model_type": "gemma3"}, "reads images too.*gemma3_text"),
+        ("llama", {"model_type": "granite"}, "granite model, .*residual_multiplier.*another kind"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
+        ("gpt2", {"n_layer": 2}, r"has in excess 1\d weights .*transformer\.h\.2"),
+        ("gpt2", {"n_embd": 32}, "another shape"),
+    ],
+)
+def test_a_config_that_is_not_supported_or_not_that_of_the_weights_is_refused(
+    save, kind, config, words
+):
+    not_loaded(save(kind, **config), words)
 
 
-def test_the_buffers_of_old_checkpoints_are_no_fault(save):
+def test_buffers_of_old_checkpoints_are_ignored_and_other_tensors_are_not(save):
     folder = save("llama")
-    tensors = load_file(folder / "model.safetensors") | {
-        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path, layer = folder / "model.safetensors", "model.layers.0.self_attn"
+    whole = load_file(path)
+    buffer = {f"{layer}.rotary_emb.inv_freq": torch.ones(3)}
+    save_file(whole | buffer, path, metadata={"format": "pt"})
     loading.load(folder)
+    for extra in (f"{layer}.q_proj.bias", "lm_head.bias", f"{layer}.q_proj.weight_scale"):
+        save_file(whole | {extra: torch.ones(16)}, path, metadata={"format": "pt"})
+        not_loaded(folder, rf"has in excess 1 weights \({extra}\)")
 
 
 def test_a_model_in_several_files_must_have_them_all(save):
     folder = save("gpt2")
     (folder / "model.safetensors").unlink()
     tiny("gpt2", torch.float32).hf.save_pretrained(folder, max_shard_size="20KB")
-    assert loading.load(folder).fingerprint == files.fingerprint(str(folder))
-    part = files.weights(folder, "it")[1]
+    assert loading.load(folder).fingerprint == loading.fingerprint(str(folder))
+    part = next(folder.glob("model-00002-of-*"))
     part.unlink()
-    not_loaded(folder, f"lacks {part.name}")
+    not_loaded(folder, f"cannot be read .*{part.name}")
 
 
 @pytest.mark.parametrize(
-    "name", ["./no-such-folder", "/no/such/folder", "a/b/c", "", " ", "x" * 5000, "no-such.gguf"]
+    "name", ["./no-such-folder", "/no/such/folder", "a/b/c", " ", "x" * 5000, "no-such.gguf"]
 )
 def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
-    for refuse in (loading.load, files.fingerprint, files.describe):
+    for refuse in (loading.load, loading.fingerprint, loading.check):
         refused(r"there is no model .*mini-gpt2.*smollm2-135m", refuse, name)
 
 
@@ -251,48 +252,104 @@ def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(
             *args, **kwargs, cache_dir=tmp_path / "hub", local_files_only=True
         ),
     )
-    assert loading.load("some/model").fingerprint == files.fingerprint("some/model")
-    assert files.fingerprint("some/model").startswith("some/model@")
-    not_loaded("no-such-owner/no-such-model", "cannot be fetched from the hub")
+    assert loading.load("some/model").fingerprint == loading.fingerprint("some/model")
+    assert loading.fingerprint("some/model").startswith("some/model@")
+    not_loaded("no-such-owner/no-such-model", "there is no model")
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
-def test_a_missing_device_or_unknown_dtype_is_refused_naming_those_there_are(device):
-    not_loaded("mini-gpt2", "choose one of cpu", device=device)
-    not_loaded("mini-gpt2", "float32, bfloat16, float16, float64", dtype="int8")
+def test_a_missing_device_or_unknown_dtype_is_refused(device):
+    not_loaded("mini-gpt2", f"device '{device}' is missing", device=device)
+    not_loaded("mini-gpt2", "dtype", dtype="int8")
 
 
 def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
     folder = save("gpt2")
-    whole = files.fingerprint(str(folder))
+    whole = loading.fingerprint(str(folder))
     assert whole.startswith("gpt2@") and len(whole.split("@")[1]) == 12
     (folder / "README.md").write_text("a card")
-    assert files.fingerprint(str(folder)) == whole
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+    assert loading.fingerprint(str(folder)) == whole
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         content = (folder / name).read_bytes()
         for at in (0, len(content) // 2, len(content) - 1):
             (folder / name).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-            assert files.fingerprint(str(folder)) != whole, name
+            assert loading.fingerprint(str(folder)) != whole, name
         (folder / name).write_bytes(content)
-    assert files.fingerprint(str(folder)) == whole
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-    assert files.fingerprint(str(folder)) != whole
+    assert loading.fingerprint(str(save("gpt2", layer_norm_epsilon=1e-6))) != whole
 
 
-def test_what_a_model_is_is_known_without_torch_and_without_fetching_it():
+def test_a_precomputed_model_is_known_by_its_files_without_torch_and_its_weights_are_asked_for():
     code = (
-        "import sys; from towerlab.model import files;"
-        "print(*map(files.fingerprint, ('mini-gpt2', 'smollm2-135m')));"
-        "print(*files.describe('smollm2-135m'));"
+        "import sys; from towerlab.model import loading;"
+        "print(*map(loading.fingerprint, ('mini-gpt2', 'smollm2-135m')));"
+        "loading.check('smollm2-135m');"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    sha256 = packages.catalogue()["smollm2-135m"].sha256
-    assert process.stdout.split()[1:] == [
-        f"smollm2-135m@{sha256[:12]}",
-        "llama",
-        "Q4_1,",
-        "dequantised",
-    ]
+    assert process.stdout.split()[1] == "smollm2-135m@b179c9523d0e"
+    not_loaded("smollm2-135m", "weights .* not here.*gguf_to_folder.py smollm2-135m .*that folder")
+
+
+WORDS = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(VOCABULARY - 3))]
+BEGINS = {
+    "no beginning": None,
+    "a beginning": processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)]),
+    "beginning and end": processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    ),
+    "another beginning": processors.TemplateProcessing("w9 $A", special_tokens=[("w9", 12)]),
+}
+SAID = [
+    {"add_bos_token": False},  # as in Llama 3's files, whose tokenizer.json adds it
+    {"add_bos_token": True, "add_eos_token": True},
+    {"add_bos_token": True, "tokenizer_class": "LlamaTokenizerFast"},
+    {"bos_token": {"content": "<other>"}, "pad_token": "<pad>"},
+    {"bos_token": "w5", "additional_special_tokens": ["w7"]},
+    {"added_tokens_decoder": {"4": {"content": "w5", "special": True}}, "add_prefix_space": True},
+]
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_tokens_are_those_of_tokenizer_json_whatever_other_files_say(begins, tmp_path):
+    """The class names PreTrainedTokenizerFast, in two files that can contradict each other too."""
+    backend = word_tokenizer(WORDS).backend_tokenizer
+    if BEGINS[begins]:
+        backend.post_processor = BEGINS[begins]
+    path = tmp_path / "tokenizer.json"
+    backend.save(str(path))
+    text = "w1 w5w6 <other> w2 w7w <s> w77"
+    expected = Tokenizer.from_file(str(path)).encode(text).ids
+    usual = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    for said in SAID:
+        for first, second in ((usual | said, {}), ({"bos_token": "</s>"}, usual | said)):
+            (tmp_path / "special_tokens_map.json").write_text(json.dumps(second))
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(first))
+            assert loading._tokenizer(tmp_path)(text)["input_ids"] == expected, said
+
+
+@pytest.mark.parametrize(
+    "kind, source, expected",
+    [
+        ("gptj", "gpt2", [23205, 1058, 2318, 198, 2339, 1058]),
+        ("llama", "llama2", [1, 5360, 584, 2594, 13, 4561, 584]),
+    ],
+)
+def test_the_papers_models_load_with_the_tokenizers_at_hand(kind, source, expected, tmp_path):
+    """GPT-J's vocabulary and merges, which GPT-2 has, and Llama's SentencePiece file."""
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=50400, bos_token_id=1, eos_token_id=2, **TINY[kind]
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for file in shared(f"tokenizers/{source}").iterdir():
+        if file.name != "config.json":
+            shutil.copyfile(file, tmp_path / file.name)
+    assert loading.load(tmp_path).tokenizer("love : bar\nlike :")["input_ids"] == expected
+
+
+def test_a_tokenizer_of_more_tokens_than_the_weights_have_is_refused(save):
+    folder = save("llama")
+    word_tokenizer([f"w{i}" for i in range(VOCABULARY + 1)]).save_pretrained(folder)
+    not_loaded(folder, "has 62 tokens, its weights 61")

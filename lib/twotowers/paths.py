@@ -73,15 +73,12 @@ def shipped_models() -> dict[str, Path]:
 
 
 def is_own(model: str) -> bool:
-    """Whether a model is a folder or file on this machine, whose name says nothing of what it
-    is."""
+    """Whether a model is a folder on this machine, whose name says nothing of what it is."""
     return model not in shipped_models() and Path(model).exists()
 
 
 def slug(model: str) -> str:
-    """A model as a folder name: a known name, a folder's own name, a file's stem, a hub id with
-    "--" for "/"."""
-    path = Path(model)
+    """A model as a folder name: a known name, a folder's own name, a hub id with "--" for "/"."""
     if is_own(model):
-        model = path.resolve().stem if path.is_file() else path.resolve().name
+        model = Path(model).resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))

@@ -136,7 +136,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "mini-gpt2"
-    """a shipped or named model, a folder, a GGUF file, or a hub id"""
+    """a shipped or precomputed model, a folder, or a hub id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts: word lists, the book's own sentences, or sentences of published sets"""
     blocks: Count = 50

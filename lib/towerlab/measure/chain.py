@@ -37,7 +37,7 @@ from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
 from twotowers.store import NOT_TESTABLE
 
 from towerlab.measure.recipe import Recipe, load_made, make
-from towerlab.model import files, packages
+from towerlab.model import loading
 from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import draw_blocks
@@ -82,11 +82,7 @@ class Run:
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
             return name
-        fingerprints = (
-            {files.fingerprint(name)}
-            if name in (*shipped_models(), *packages.catalogue())
-            else set()
-        )
+        fingerprints = {loading.fingerprint(name)} if name in shipped_models() else set()
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
             fingerprints |= {
@@ -99,17 +95,13 @@ class Run:
     def model(self) -> Model:
         import torch  # where every measurement is there, its seconds are saved
 
-        from towerlab.model.loading import load
-
         s = self.settings
         torch.manual_seed(0)
-        return load(
-            s.model, dtype=s.dtype, device=s.device, device_map=s.device_map, labels=s.labels
-        )
+        return loading.load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map)
 
     @cached_property
     def fingerprint(self) -> str:
-        return files.fingerprint(self.settings.model)
+        return loading.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
         return store.folder(self.settings, self.name, name) / f"{name}.nc"

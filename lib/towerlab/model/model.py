@@ -80,8 +80,7 @@ class Model:
     """A loaded causal language model, its tokenizer, and its row of the table.
 
     Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a
-    hash of all that defines it; it stands in every table made from this model. `quantisation`: ""
-    or such as "Q4_1, dequantised".
+    hash of all that defines it; it stands in every table made from this model.
     """
 
     name: str
@@ -89,7 +88,6 @@ class Model:
     tokenizer: Any
     architecture: Architecture
     fingerprint: str = ""
-    quantisation: str = ""
 
     def __repr__(self) -> str:
         name = self.fingerprint or self.name
@@ -98,6 +96,11 @@ class Model:
     @property
     def config(self) -> Any:
         return self.hf.config
+
+    @property
+    def quantisation(self) -> str:
+        """How a converted model was quantised before, such as "Q4_1, dequantised", else ""."""
+        return getattr(self.config, "made_from", {}).get("quantisation", "")
 
     @property
     def n_layers(self) -> int:

@@ -1,0 +1,148 @@
+"""The script that makes a folder from a GGUF file: it writes the same model, and names its file."""
+
+import json
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import TINY, VOCABULARY, random_prompts, refused
+from tolerances import LOGITS
+from towerlab.measure.chain import Run
+from towerlab.model import loading
+from twotowers.settings import Settings
+
+from training import gguf_to_folder
+
+Q8 = gguf.GGMLQuantizationType.Q8_0
+BYTES = {"model": "gpt2", "pre": "gpt-2", "token_type": [1] * VOCABULARY, "merges": ["A B"],
+         "tokens": [*map(chr, range(33, 32 + VOCABULARY)), "AB"]}  # fmt: skip
+PIECES = {"model": "llama",
+          "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)),
+                     "▁", "a", "b", "▁a", "ab", "▁ab"],
+          "scores": [-float(i) for i in range(265)], "token_type": [2, 3, 3] + [6] * 256 + [1] * 6,
+          "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # fmt: skip
+
+
+def write(path: Path, tokens=BYTES, fields=None, tensors=None):
+    """Write a random Llama as llama.cpp does, in numbers that Q8_0 holds exactly; return it."""
+    size = {"vocab_size": len(tokens["tokens"]), "hidden_size": 32, "intermediate_size": 64}
+    config = transformers.LlamaConfig(**TINY["llama"] | size)
+    torch.manual_seed(0)
+    hf = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            parameter.copy_(torch.randint(-126, 127, parameter.shape) / 128)
+            parameter.view(-1, 32)[:, 0] = 127 / 128
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    said = {
+        "context_length": 64,
+        "embedding_length": 32,
+        "block_count": 3,
+        "feed_forward_length": 64,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+    } | (fields or {})
+    said = {f"llama.{key}": x for key, x in said.items()}  # fmt: skip
+    for key, x in (said | {f"tokenizer.ggml.{key}": x for key, x in tokens.items()}).items():
+        if x is not None:
+            types = gguf.GGUFValueType
+            writer.add_key_value(key, x, types.UINT32 if type(x) is int else types.get_type(x))
+    names, out = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3), dict(tensors or {})
+    for name, tensor in hf.state_dict().items():
+        stem, end = name.rsplit(".", 1)
+        short, x = f"{names.get_name(stem)}.{end}", tensor.numpy()
+        if "attn_q." in short or "attn_k." in short:  # llama.cpp rotates neighbours
+            x = x.reshape(4 if "attn_q." in short else 2, 2, -1, 32).swapaxes(1, 2).reshape(x.shape)
+        out[short] = x
+    for name, x in out.items():
+        kind = Q8 if x.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(x), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return hf
+
+
+@pytest.mark.parametrize("tokens", [BYTES, PIECES], ids=["bytes", "pieces"])
+def test_the_folder_is_the_model_of_the_file_and_has_its_digits(tokens, tmp_path):
+    hf = write(tmp_path / "tiny.gguf", tokens)
+    gguf_to_folder.main(str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny"))
+    model = loading.load(tmp_path / "tiny")
+    ids = torch.tensor([e.ids for e in random_prompts(2, lengths=(14,))])
+    with torch.inference_mode():
+        torch.testing.assert_close(model.hf(ids).logits, hf(ids).logits, atol=LOGITS, rtol=LOGITS)
+    expected = [VOCABULARY - 1] if tokens is BYTES else [1, 264, 13, 260]
+    assert model.tokenizer("AB" if tokens is BYTES else "ab\na")["input_ids"] == expected
+    made_from = json.loads((tmp_path / "tiny/config.json").read_text())["made_from"]
+    assert model.fingerprint == f"tiny@{made_from['sha256'][:12]}"
+    assert model.quantisation == made_from["quantisation"] == "Q8_0, dequantised"
+
+
+def test_a_converted_model_that_was_changed_is_another_model(tmp_path):
+    write(tmp_path / "tiny.gguf")
+    folder = tmp_path / "tiny"
+    gguf_to_folder.main(str(tmp_path / "tiny.gguf"), str(folder))
+    model, whole = loading.load(folder), loading.fingerprint(str(folder))
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace(": 64,", ": 65,"))
+    assert loading.fingerprint(str(folder)) != whole
+    (folder / "config.json").write_text(config)
+    assert loading.fingerprint(str(folder)) == whole
+    model.hf.lm_head.weight += 1  # trained further
+    model.hf.save_pretrained(folder)
+    assert loading.fingerprint(str(folder)) != whole and "made_from" in config
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    "words, change",
+    {
+        "block_count is missing": dict(fields={"block_count": None}),
+        "head_count_kv is missing": dict(fields={"attention.head_count_kv": None}),
+        "rope.scaling.type is linear": dict(fields={"rope.scaling.type": "linear"}),
+        "sliding_window is 6, and transformers uses None": dict(
+            fields={"attention.sliding_window": 6}
+        ),
+        "logit_scale is 0.5": dict(fields={"logit_scale": 0.5}),
+        "key_length is 16": dict(fields={"attention.key_length": 16}),
+        "rope_freqs.weight": dict(tensors={"rope_freqs.weight": ones(4)}),
+        "attn_q.bias": dict(tensors={"blk.0.attn_q.bias": ones(32)}),
+        "tokenizer is unknown: gpt2, my-own": dict(tokens=BYTES | {"pre": "my-own"}),
+    }.items(),
+)
+def test_what_transformers_would_ignore_is_refused_and_nothing_is_written(words, change, tmp_path):
+    write(tmp_path / "tiny.gguf", **change)
+    files = (str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny"))
+    refused(words, gguf_to_folder.main, *files)
+    assert os.listdir(tmp_path) == ["tiny.gguf"]
+
+
+@pytest.mark.slow
+def test_a_converted_smollm2_has_the_identity_of_its_precomputed_files(tmp_path):
+    file = Path(os.environ.get("TWOTOWERS_GGUF", "")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not file.is_file():
+        pytest.skip(f"{file.name} in the folder TWOTOWERS_GGUF")
+    gguf_to_folder.main(str(file), str(tmp_path / "smollm2-135m"))
+    converted, precomputed = (
+        Run(Settings(model=name)) for name in (str(tmp_path / "smollm2-135m"), "smollm2-135m")
+    )
+    assert converted.identity("heads") == precomputed.identity("heads")
+    assert converted.name == precomputed.name
+    ids = converted.model.tokenizer("cat: foo\nFrance: bar\ndog:")["input_ids"]
+    assert ids == [9786, 42, 29856, 198, 33488, 42, 2753, 198, 22676, 42]
+    with torch.inference_mode():
+        last = converted.model.hf(torch.tensor([ids])).logits[0, -1]
+    assert [float(last[token]) for token in (0, 1000, 20000)] == pytest.approx(
+        [5.812724, 2.951322, 3.803872], abs=10 * LOGITS
+    )
