@@ -5,6 +5,7 @@ import threading
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
+import pandas as pd
 import pytest
 from conftest import refused
 from towerlab.prompts import sentences
@@ -23,9 +24,9 @@ class Quiet(SimpleHTTPRequestHandler):
 def folder(tmp_path, monkeypatch):
     """The folder of files, empty; one file is pinned, and nothing listens where the server is."""
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    pin = sentences.Pin(set="mine", file=FILE, repository="someone/repo", path="data/some file.txt",
-                        commit=COMMIT, sha256=sha256, bytes="18")  # fmt: skip
-    monkeypatch.setattr(sentences, "pins", lambda: {"mine": pin})
+    pin = {"file": FILE, "repository": "someone/repo", "path": "data/some file.txt",
+           "commit": COMMIT, "sha256": sha256}  # fmt: skip
+    monkeypatch.setattr(sentences, "pins", lambda: pd.DataFrame([pin], index=["mine"]))
     monkeypatch.setattr(sentences, "SERVER", "http://127.0.0.1:9")
     monkeypatch.setenv(sentences.DATA, str(tmp_path / "files"))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
@@ -85,4 +86,4 @@ def test_what_cannot_be_downloaded_names_the_folder_to_set(folder, server, monke
 
 
 def test_every_set_is_pinned():
-    assert set(sentences.pins()) >= set(sentences.SETS)
+    assert set(sentences.pins().index) >= set(sentences.SETS)

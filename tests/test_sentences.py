@@ -51,7 +51,7 @@ def test_own_sentences_are_drawn_without_a_download(monkeypatch):
         {t for own in texts.values() for t in own}
     ) == sum(map(len, texts.values()))
     prompts = run.blocks(4, 1)
-    assert {p.dataset for p in prompts} == set(sentences.PAIRS["sentences"])
+    assert {p.dataset for p in prompts} == set(sentences.class_pairs("sentences"))
     assert all(
         p.query in texts[p.cls] and all(d.text in texts[d.cls] for d in p.demonstrations)
         for p in prompts
@@ -61,7 +61,7 @@ def test_own_sentences_are_drawn_without_a_download(monkeypatch):
 def test_published_sets(monkeypatch):
     monkeypatch.setenv(sentences.DATA, str(shared("datasets")))
     texts = sentences.class_texts("published")
-    classes = [cls for pair in sentences.PAIRS["published"] for cls in pair.split("/")]
+    classes = [cls for pair in sentences.PAIRS for cls in pair.split("/")]
     assert len(set(classes)) == len(classes)  # pairs are clusters: no class in two of them
     assert all(len(texts[cls]) >= 60 for cls in classes)
     assert max(len(text.split()) for cls in classes for text in texts[cls]) <= sentences.MOST_WORDS

@@ -24,25 +24,22 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+import pandas as pd
 import pooch
 from pydantic import Field
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.tables import ClassName, Row, Text, read_table, unreadable
+from twotowers.tables import ClassName, Row, Text, read_csv, read_table, unreadable
 
-from towerlab.progress import say
 from towerlab.prompts import blocks
 
-PAIRS = {
-    "sentences": ("negative/positive", "science/sport"),
-    "published": (
-        "sst2 negative/sst2 positive", "trec human/trec location", "trec entity/trec number",
-        "agnews world/agnews sports", "agnews business/agnews technology",
-        "ethos acceptable/ethos hate",
-    ),
-}  # fmt: skip
-"""Class pairs of each suite. No class is in two of them, since class pairs are the clusters of
-every interval"""
+PAIRS = (
+    "sst2 negative/sst2 positive", "trec human/trec location", "trec entity/trec number",
+    "agnews world/agnews sports", "agnews business/agnews technology",
+    "ethos acceptable/ethos hate",
+)  # fmt: skip
+"""Class pairs of the published sets. No class is in two of them, since class pairs are the clusters
+of every interval"""
 MOST_WORDS = 60
 """Maximum number of words of a published sentence, so that eight demonstrations fit into about
 1,024 tokens"""
@@ -74,97 +71,83 @@ _TAG = re.compile(r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>", 
 
 
 class Sentence(Row):
-    """A line of data/sentences/own.csv."""
+    """A row of data/sentences/own.csv."""
 
     cls: ClassName = Field(alias="class")
     sentence: Text
 
 
-class Pin(Row):
-    """A line of data/sentences/files.csv: the file of a set, where it lies on the server, and what
-    it is."""
-
-    set: Text
-    file: Text
-    repository: Text
-    path: Text
-    commit: Text
-    sha256: Text
-    bytes: Text
-
-
 @cache
 def class_pairs(suite: str) -> tuple[str, ...]:
-    """The class pairs of a suite: of words, those of `blocks`; else those of PAIRS that are there,
-    and other classes of one's own sentences two by two.
+    """Return the class pairs of a suite; own sentences are paired in the order of their classes.
 
-    Raises TwoTowersError where there is one class alone; one without a partner is left out, and
-    told.
+    Raises:
+        TwoTowersError: If own.csv has an odd number of classes.
     """
-    if suite != "sentences":
-        return blocks.class_pairs() if suite == "words" else PAIRS[suite]
-    path = data_folder() / "sentences" / "own.csv"
-    classes = list(dict.fromkeys(row.cls for row in read_table(path, Sentence)))
-    known = tuple(pair for pair in PAIRS[suite] if {*pair.split("/")} <= {*classes})
-    rest = [cls for cls in classes if cls not in "/".join(known).split("/")]
-    if len(classes) < 2:
-        raise unreadable(path, f"it has one class alone, {classes[0]}")
-    if len(rest) % 2:
-        say(
-            f"{path.name}: the class {rest[-1]} is left out, since there is no other to pair it "
-            "with"
-        )
-    return (*known, *map("/".join, zip(rest[::2], rest[1::2], strict=False)))
+    if suite == "words":
+        return blocks.class_pairs()
+    if suite == "published":
+        return PAIRS
+    classes = [*class_texts(suite)]
+    if not classes or len(classes) % 2:
+        what = f"{len(classes)} classes, {', '.join(classes)}: expected an even number"
+        raise unreadable(data_folder() / "sentences" / "own.csv", what)
+    return tuple("/".join(sorted(two)) for two in zip(classes[::2], classes[1::2], strict=True))
 
 
 @cache
 def class_texts(suite: str) -> Mapping[str, list[str]]:
-    """Class -> texts of a suite; of the published sets as `set_texts`.
+    """Return the texts of each class of a suite.
 
-    Raises TwoTowersError when a file cannot be had.
+    Raises:
+        TwoTowersError: If a file cannot be read or downloaded.
     """
-    if suite == "sentences":
-        out: dict[str, list[str]] = {}
-        for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
-            out.setdefault(row.cls, []).append(row.sentence)
-        return dict(sorted(out.items()))
     if suite == "words":
         return blocks.class_words()
-    return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
+    if suite == "published":
+        return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
+    out: dict[str, list[str]] = {}
+    for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
+        out.setdefault(row.cls, []).append(row.sentence)
+    return out
 
 
 @cache
 def set_texts(name: str) -> dict[str, list[str]]:
-    """Class, such as "trec human" -> sentences of one published set, of at most MOST_WORDS words.
-    Raises as `class_texts`."""
+    """Return the sentences of one published set for each class, such as "trec human".
+
+    Raises:
+        TwoTowersError: If the file cannot be downloaded.
+    """
     return usable(name, fetch(name))
 
 
 def usable(name: str, content: bytes) -> dict[str, list[str]]:
-    """Class -> texts of one file, mended, whitespace one space; none twice, of two classes, without
-    words or too long."""
-    first: dict[tuple[str, ...], tuple[str, str]] = {}
-    classes: dict[tuple[str, ...], set[str]] = {}
+    """Return the texts of each class of one file, mended and with single spaces.
+
+    A text is left out if it comes a second time, is in two classes, has no words, or is too long.
+    """
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for cls, text in read(name, content):
         text = " ".join(_CONTROL.sub("", mended(text) if name == "agnews" else text).split())
         # Two texts are the same when their words are, without case and punctuation.
         words = tuple(re.findall(r"\w+", text.casefold()))
-        first.setdefault(words, (cls, text))
-        classes.setdefault(words, set()).add(cls)
+        found.setdefault(words, []).append((f"{name} {cls}", text))
     out: dict[str, list[str]] = {}
-    for words, (cls, text) in first.items():
-        if words and len(classes[words]) == 1 and len(text.split()) <= MOST_WORDS:
-            out.setdefault(f"{name} {cls}", []).append(text)
+    for words, rows in found.items():
+        cls, text = rows[0]
+        if words and len({cls for cls, _ in rows}) == 1 and len(text.split()) <= MOST_WORDS:
+            out.setdefault(cls, []).append(text)
     return dict(sorted(out.items()))
 
 
 def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
-    """Class and text of every line that has the form of the set.
+    """Yield the class and the text of every line that fits the pattern of the set.
 
-    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (47 lines of
-    financial, 12 of ethos) stay.
+    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (12 lines of
+    ethos) stay.
     """
-    encoding, form, classes = SETS[name]
+    encoding, pattern, classes = SETS[name]
     text = content.decode(encoding)
     # str.splitlines would also cut inside of texts.
     lines: Iterable[str] = text.replace("\r\n", "\n").split("\n")
@@ -172,24 +155,21 @@ def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
         cells = csv.reader(io.StringIO(text, newline=""), delimiter=TABLES[name])
         lines = (f"{first}\t{' '.join(rest)}" for first, *rest in cells)
     for line in lines:
-        match = re.fullmatch(form, line, re.DOTALL)
+        match = re.fullmatch(pattern, line, re.DOTALL)
         if match and match["cls"] in classes:
             yield classes[match["cls"]], match["text"]
 
 
 def mended(text: str) -> str:
-    """A text of AG News without what its making left: broken entities, HTML tags, backslashes that
-    stood for line ends."""
+    """Return a text of AG News without broken entities, HTML tags, and backslashes."""
     text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), html.unescape(text))
     return _TAG.sub(" ", text).replace("\\$", "$").replace("\\", " ")
 
 
 @cache
-def pins() -> dict[str, Pin]:
-    """Published set -> line of data/sentences/files.csv."""
-    return {
-        pin.set: pin for pin in read_table(data_folder() / "sentences" / "files.csv", Pin, ("set",))
-    }
+def pins() -> pd.DataFrame:
+    """Return data/sentences/files.csv, a row for each published set."""
+    return read_csv(data_folder() / "sentences" / "files.csv").set_index("set")
 
 
 def fetch(name: str) -> bytes:
@@ -198,7 +178,7 @@ def fetch(name: str) -> bytes:
     Raises:
         TwoTowersError: If the file is another than the pinned one, or cannot be downloaded.
     """
-    pin = pins()[name]
+    pin = pins().loc[name]
     path = Path(os.environ.get(DATA) or pooch.os_cache("twotowers")).expanduser() / pin.file
     if path.is_file() and pooch.file_hash(path) != pin.sha256:
         raise TwoTowersError(
