@@ -87,7 +87,7 @@ def test_equal_values_one_cluster_and_none():
     assert equal.low == equal.high == 0.5 and equal.p == 0
     single = mean(prompts([0.5, 0.7], "aa", "xy"))
     assert (
-        single.estimate == 0.6
+        single.estimate == pytest.approx(0.6)
         and np.isnan(single.low)
         and f"{single:.1f}" == "0.6 [no interval, n = 1]"
     )
@@ -130,7 +130,7 @@ def test_fieller_by_hand():
         assert mean(part - bound * whole).p == pytest.approx(0.05)
     for bound in (result.low90, result.high90):
         assert mean(part - bound * whole).p == pytest.approx(0.1)
-    assert result.p == mean(part).p
+    assert result.p == pytest.approx(mean(part).p)
 
 
 def test_a_share_of_what_may_be_zero_has_no_number():
@@ -158,7 +158,8 @@ def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
         of = mean(part, clusters) if whole is None else ratio(part, whole, clusters)
         given = None if whole is None else {"m": whole}
         row = table({"m": part}, whole=given, clusters=clusters).loc[0]
-        assert [*row[["value", "low", "high", "n"]]] == [of.estimate, of.low, of.high, of.n[0]]
+        np.testing.assert_allclose([*row[["value", "low", "high"]]], [of.estimate, of.low, of.high])
+        assert row["n"] == of.n[0]
 
 
 def test_means_of_many_equal_the_mean_of_each():

@@ -11,14 +11,13 @@ import tiny_blocks
 import torch
 from conftest import refused, shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
+from tolerances import FLOAT64
 from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
 from towerlab.model.edits import attend, edited, everywhere
 from towerlab.model.label_attention import Places, places_of, swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers import choose
-
-EXACT = dict(rtol=0, atol=1e-9)
 
 
 def looks(model, encoded, senders=8):
@@ -95,7 +94,7 @@ def test_attention_differences_are_those_of_the_definition(model, small_batches)
                 attention_difference_of(weights_of(model, own, head, e.last, query), e)
                 for query in (None, their_query)
             ]
-            np.testing.assert_allclose(difference[:, i, layer, head], expected, **EXACT)
+            np.testing.assert_allclose(difference[:, i, layer, head], expected, **FLOAT64)
     own, exchanged = result.attention_difference
     assert float(abs(own - exchanged).max()) > 1e-4
 
@@ -105,7 +104,7 @@ def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
     sent = sent_z(model, encoded)
     for i in (0, 3, 6):  # of three batches and both blocks
         plain, sent_of = sent[i]
-        np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
+        np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **FLOAT64)
         for name in CONTRASTS:
             effects = [
                 result[variable].sel(contrast=name)[i].values
@@ -118,7 +117,7 @@ def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
                 direct = run(model, encoded[i], own, plain["ffn"])
                 for effect, other in zip(effects, (total, direct), strict=True):
                     np.testing.assert_allclose(
-                        effect[layer, head], plain["difference"] - other["difference"], **EXACT
+                        effect[layer, head], plain["difference"] - other["difference"], **FLOAT64
                     )
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
@@ -142,7 +141,7 @@ def test_all_heads_swapped_at_once_equals_a_loop_over_layers_heads_and_positions
                 return z
 
             np.testing.assert_allclose(
-                result.sel(swapped_position=name)[i], run(model, e, change)["difference"], **EXACT
+                result.sel(swapped_position=name)[i], run(model, e, change)["difference"], **FLOAT64
             )
     assert len(np.unique(np.round(result, 6))) == result.size
 
@@ -155,7 +154,7 @@ def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batc
     for route, variable in {"all": "effect", "direct": "direct_effect"}.items():
         one_route = result.effect_by_route.sel(route=route)
         expected = result[variable].sel(contrast="labels exchanged").isel(at)
-        np.testing.assert_allclose(one_route, expected.transpose(*one_route.dims), **EXACT)
+        np.testing.assert_allclose(one_route, expected.transpose(*one_route.dims), **FLOAT64)
 
 
 def test_donors_differ_from_a_prompt_in_what_their_name_says():

@@ -38,10 +38,8 @@ def encoded(monkeypatch):
 def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     foo, bar = (xr.DataArray(np.zeros((8, 8)), dims=("layer", "head")) for _ in "ab")
     lost = foo.copy()
-    foo[0, :8], bar[0, :8] = (
-        np.linspace(3.0, 2.3, 8),
-        np.linspace(2.0, 2.7, 8),
-    )  # mean 2.5, whichever
+    # the mean is 2.5, without any rounding, so the order of heads decides
+    foo[0, :8], bar[0, :8] = 3 - np.arange(8) / 16, 2 + np.arange(8) / 16
     bar[0, 0] += 1  # the first by mean increase
     foo[7, 7] -= 1
     lost[7, :8] = np.arange(8.0)

@@ -59,7 +59,7 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
         data["candidate_increase"], [increase for increase, *_ in candidates], atol=1e-9
     )
     assert data["candidate_rank"].values.tolist() == [of[2] for of in candidates]
-    assert float(data["raising"]) == np.mean(raising)
+    assert float(data["raising"]) == pytest.approx(np.mean(raising))
 
 
 def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):

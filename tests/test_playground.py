@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import ROOT, refused, word_tokenizer
+from tolerances import FLOAT64
 from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
 from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads as measure_heads
@@ -63,7 +64,7 @@ def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_nor
 def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
     effect = zeroing_effect(model, CASE)
     for table in (effect.answer, effect.attention, effect.heads):
-        assert (table["before"] == table["after"]).all()
+        np.testing.assert_allclose(table["before"], table["after"], **FLOAT64)
     refused("is not in", zeroing_effect, model, CASE, [Head(9, 9)])
 
 

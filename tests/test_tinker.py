@@ -48,6 +48,11 @@ def example():
     )
 
 
+def nats_in(label: str) -> float:
+    """The number that a head's label says; three decimals."""
+    return float(re.search(r"(\S+) nats", label)[1])
+
+
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
     model, e, plain, of_heads = example
     with edited(model, zero([*map(Head.parse, HEADS)], everywhere([e]))):
@@ -62,17 +67,16 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
             re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".tinker-arcs", "aria-label"))
         )
         page.get_by_label("over all words").check()
-        assert f"{of_heads['increase'][0, 3, 1]:.3f} nats" in page.get_attribute(
-            '[data-head="3-1"]', "aria-label"
-        )
+        label = page.get_attribute('[data-head="3-1"]', "aria-label")
+        assert nats_in(label) == pytest.approx(float(of_heads["increase"][0, 3, 1]), abs=6e-4)
         assert page.get_by_label("over all words").is_checked()
         page.get_by_role("button", name="zero").click()  # all heads with arcs
         assert " → ".join(shares) in text(
             page, "answer"
         ) and "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
-    nats = dict(re.search(r"head (\S+?),.* (\S+) nats", label).groups() for label in cells)
+    nats = {re.search(r"head (\S+?),", label)[1]: nats_in(label) for label in cells}
     for (layer, head), value in np.ndenumerate(head_logit_differences(plain, model).numpy()):
-        assert nats[f"{layer}-{head}"] == f"{value:.3f}"
+        assert nats[f"{layer}-{head}"] == pytest.approx(value, abs=6e-4)
     for name in HEADS:
         weights = plain.weights[:, 0][Head.parse(name)][list(e.label_positions)].tolist()
         assert [float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])] == pytest.approx(
