@@ -20,7 +20,6 @@ import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab import progress
-from towerlab.cache import CACHE
 from towerlab.model import memory
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention import implementation
@@ -324,14 +323,6 @@ def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    """Tests leave the user's cache alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from conftest import ROOT
 LIB = ROOT / "lib"
 ROOMS = (
     "twotowers",
-    "towerlab.cache",
     "towerlab.progress",
     "towerlab.prompts",
     "towerlab.model",

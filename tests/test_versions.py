@@ -25,7 +25,6 @@ LEFT_OUT = {
     "towerlab.model.architectures",
     "towerlab.model.loading",
     "towerlab.model.proof",
-    "towerlab.cache",
     "towerlab.progress",
 }
 

@@ -88,20 +88,17 @@ def _check_pairs(pairs: Sequence[str]) -> None:
         )
 
 
+DEFAULT = dict.fromkeys(("k", "separator", "labels", "prompts"), "auto") | {"device_map": "none"}
+"""Words that stand for the default of a setting, as an empty value does for all"""
 OUT = "_build/measurements"
 MOST = 100_000
 """Maximum of anything that is counted: so many blocks take days"""
 
 
-def _auto(value: Any) -> Any:
-    """Return None for "auto", which means: chosen by rule."""
-    return None if value == "auto" else value
-
-
 def _pairs(value: Any) -> list[str]:
-    """Return label pairs from a list or a text such as "foo/bar,left/right"; none for "auto"."""
+    """Return label pairs from a list or a text such as "foo/bar,left/right"."""
     texts = value if isinstance(value, list | tuple) else str(value).split(",")
-    pairs = [] if value == "auto" else [str(text).strip() for text in texts]
+    pairs = [str(text).strip() for text in texts]
     _check_pairs(pairs)
     return pairs
 
@@ -123,10 +120,6 @@ def _out(value: Any) -> Any:
     return str(build_folder() / "measurements") if value == OUT else _name(value)
 
 
-def _none(value: Any) -> Any:
-    return None if value in ("none", "None") else value
-
-
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
@@ -143,13 +136,13 @@ class Settings(BaseModel):
     """blocks of four prompts to judge on, where every head is measured"""
     locate: Count = 40
     """other blocks, on which the form is chosen and heads are located"""
-    k: Annotated[Count | None, BeforeValidator(_auto)] = None
+    k: Count | None = None
     """demonstrations of each class; auto: the best-learned form of the grid"""
-    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_auto)] = None
+    separator: Literal["space", "line break"] | None = None
     """between demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
-    prompts: Annotated[Count | None, BeforeValidator(_auto)] = None
+    prompts: Count | None = None
     """prompts of each of the paper's own sets; auto: 200 of a shipped model, else 20"""
     top_k: Count = 5
     """how many heads a set holds"""
@@ -159,9 +152,7 @@ class Settings(BaseModel):
     """of the weights"""
     device: str = "cpu"
     """cpu, cuda, cuda:1 or mps"""
-    device_map: Annotated[
-        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)
-    ] = None
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
     out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
@@ -180,8 +171,13 @@ class Settings(BaseModel):
             )
             raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
         try:
-            given = {n: v for n, v in values.items() if n == "model" or v not in ("", None)}
-            return cls(**given)
+            return cls(
+                **{
+                    name: value
+                    for name, value in values.items()
+                    if name == "model" or value not in ("", None, DEFAULT.get(name))
+                }
+            )
         except ValidationError as error:
             raise TwoTowersError(first_fault(error)) from None
 
