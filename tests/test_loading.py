@@ -92,7 +92,7 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
     loading.load(folder)
     (folder / "model.safetensors").unlink()
-    not_loaded(folder, "no safetensors weights, and pickled ones are not read")
+    not_loaded(folder, "no file named model.safetensors .*give config, safetensors")
     for fields, words in (
         ({"model_type": "own"}, "own model, which is not supported"),
         ({"auto_map": {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM",
@@ -143,7 +143,7 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
     [
         (WEIGHTS, cut, "cannot be read .*SafetensorError.* one whole checkpoint"),
         (WEIGHTS, lambda path: path.write_text("version https://git-lfs"), "cannot be read"),
-        (WEIGHTS, Path.unlink, "no safetensors weights"),
+        (WEIGHTS, Path.unlink, "no file named model.safetensors"),
         (WEIGHTS, changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}"),
         (WEIGHTS, changing("mlp.c_fc.weight", lambda w: w[:-1]), "another shape .* 3 weights"),
         (WEIGHTS, changing("h.2.mlp.c_fc.weight", torch.zeros_like), "h.2.mlp.c_fc.weight .* zero"),

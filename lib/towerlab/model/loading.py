@@ -43,7 +43,7 @@ WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.i
 FLOATS = ("F64", "F32", "F16", "BF16")
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
 """Tensors of old checkpoints that are not weights: masks, rotary frequencies, a version"""
-WHOLE = "give config, weights and tokenizer of one whole checkpoint"
+WHOLE = "give config, safetensors and tokenizer of one whole checkpoint"
 
 
 def load(
@@ -81,14 +81,8 @@ def load(
     folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    files = [file for pattern in WEIGHTS[:2] for file in folder.glob(pattern)]
-    if not files:
-        raise TwoTowersError(
-            f"'{name}' has no safetensors weights, and pickled ones are not read: save it with "
-            "model.save_pretrained(folder)"
-        )
     try:
-        for file in files:
+        for file in folder.glob("model*.safetensors"):
             with safe_open(file, "pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     kind = tensors.get_slice(key).get_dtype()
