@@ -38,13 +38,15 @@ help:  ## this list
 book: $(STAMP)  ## measure what is missing, run the chapters that changed, build the HTML
 	@exec $(BIN)/python -m towerlab.cli book --model "$$MODEL" --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
 
-test: $(STAMP)  ## run all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_pages.py
+# Whatever MODEL and SET are: golden tests are of the default book.
+test: $(STAMP)  ## build the default book, and run all tests
+	@$(BIN)/python -m towerlab.cli book --jobs "$$JOBS" --threads "$$THREADS"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/test_pages.py
 
 check: $(STAMP)  ## check names and types, and run the quick tests: three architectures, no book, no browser
 	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m mypy
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	@TWOTOWERS_CHECK_TYPES=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
 	@$(BIN)/python -m pytest -n 2 tests/test_pages.py

@@ -11,12 +11,13 @@ from pathlib import Path
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is
 # imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("TWOTOWERS_CHECK_TYPES"):  # `make check` and nightly.yml; it takes a while
+    import typechecker  # noqa: F401  before anything of twotowers
 
 import hypothesis
 import pytest
 import torch
 import transformers
-import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab import progress
@@ -36,13 +37,15 @@ BROWSER = (
     "test_tinker_engine.py",
 )
 LONG = tuple(f"test_{name}.py" for name in
-             ("golden", "engine", "designs", "chapters", "recipes", "explorer", "training",
+             ("engine", "designs", "chapters", "recipes", "explorer", "training",
               "tinker", "tinker_engine"))  # fmt: skip
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder`
 in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel
 block, grouped heads"""
+NINE = (*KINDS, "gpt_neox", "gpt_neo", "gemma3_text", "olmo2", "phi3", "smollm3")
+"""Architectures that between them use every field of `Architecture`"""
 EVERY_KIND = (
     "test_identities.py",
     "test_attention.py",
@@ -50,7 +53,7 @@ EVERY_KIND = (
     "test_edits.py",
     "test_independent.py",
 )
-"""Tests of what differs between architectures: these run on all of them"""
+"""Tests of what differs between architectures: these run on NINE, and with --nightly on all"""
 
 
 @pytest.fixture(autouse=True)
@@ -75,18 +78,23 @@ def pytest_addoption(parser):
         action="store_true",
         help="write tests/golden.csv anew: numbers are meant to change",
     )
+    parser.addoption(
+        "--nightly", action="store_true", help="all architectures, and tests marked `nightly`"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is
-    slow."""
-    run, dropped = [], []
+    """Numeric tests run on KINDS only; identities on NINE or all. What needs a browser, or another
+    kind, is slow."""
+    nightly, run, dropped = config.getoption("--nightly"), [], []
     for item in items:
-        kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", KINDS[0])
-        (
-            dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else run
-        ).append(item)
-        if item.path.name in BROWSER or (kind and kind not in KINDS):
+        kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model")
+        of_kind = kind in (None, *KINDS) or (
+            item.path.name in EVERY_KIND and (nightly or kind in NINE)
+        )
+        wanted = of_kind and (nightly or not item.get_closest_marker("nightly"))
+        (run if wanted else dropped).append(item)
+        if item.path.name in BROWSER or kind not in (None, *KINDS):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
     items[:] = sorted(run, key=lambda item: (*LONG, item.path.name).index(item.path.name))

@@ -82,7 +82,11 @@ def handmade(request, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("handmade", "chapter"),
-    [(random_weights, "01-locate"), *((repeats, chapter) for chapter in CHAPTERS)],
+    [
+        (random_weights, "01-locate"),
+        (repeats, "04-attention-weights"),
+        *(pytest.param(repeats, name, marks=pytest.mark.nightly) for name in CHAPTERS),
+    ],
     indirect=["handmade"],
 )
 def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypatch, tmp_path):

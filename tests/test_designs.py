@@ -42,7 +42,14 @@ def design(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "seed"), [("one head", 0), ("one layer", 1), ("shared keys", 2)])
+@pytest.mark.parametrize(
+    ("size", "seed"),
+    [
+        ("shared keys", 2),
+        pytest.param("one head", 0, marks=pytest.mark.nightly),
+        pytest.param("one layer", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
     """A random design a model, all chapters each, which share what is measured; no recorded model
     hides what is missing."""

@@ -1,13 +1,14 @@
 """The identities the method stands on, in float64 on tiny random models of every architecture."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 import xarray as xr
-from conftest import random_prompts, refused, shared, tiny
+from conftest import NINE, TINY, random_prompts, refused, shared, tiny
 from towerlab.measure import heads
 from towerlab.model import increase, loading, proof, unembed
+from towerlab.model.architectures import ARCHITECTURES, Architecture
 from towerlab.model.capture import capture, captures
 
 RECORD = {"weights", "values", "neurons"}
@@ -65,6 +66,23 @@ def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
     values, ids = unembed.top_words(v, 4, unembedding)
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)
+
+
+def test_nine_kinds_use_every_field_of_an_architecture():
+    def sort(field, value):  # of paths, that there is one; of words, which
+        return (
+            value if field in ("positions", "qkv") or value is True else (type(value), bool(value))
+        )
+
+    for field in fields(Architecture):
+        every, of_nine = (
+            {
+                sort(field.name, getattr(ARCHITECTURES[kind.split()[0]], field.name))
+                for kind in kinds
+            }
+            for kinds in (TINY, NINE)
+        )
+        assert of_nine == every, field.name
 
 
 def slabs_of_seven(unembedding):
