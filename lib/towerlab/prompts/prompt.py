@@ -182,14 +182,6 @@ def encode_all(
         return []
     layouts = [_lay_out(prompt) for prompt in prompts]
     special = [str(token) for token in tokenizer.all_special_tokens]
-    for prompt, layout in zip(prompts, layouts, strict=True):
-        words = " ".join([layout.text, *prompt.labels])
-        if sign := next((token for token in special if token in words), None):
-            raise _refusal(
-                prompt,
-                f"it holds the special token '{sign}'",
-                "take that out of its texts and labels",
-            )
     run = _tokenise([layout.text for layout in layouts], tokenizer)
     ends = _tokenise(
         [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels],
@@ -201,6 +193,7 @@ def encode_all(
             layout,
             next(run),
             [next(ends) for _ in prompt.labels],
+            special,
             tokenizer.unk_token_id,
             max_length,
         )
@@ -232,97 +225,83 @@ def _encode(
     layout: _Layout,
     run: _Tokens,
     ends: list[_Tokens],
+    special: list[str],
     unknown: int | None,
     max_length: int | None,
 ) -> Encoded:
-    """One prompt from its tokens and, per label, the tokens of the prompt with " label"
-    appended."""
-    n = len(run.ids)
-    if max_length is not None and n > max_length:
-        advice = "take fewer or shorter demonstrations"
-        raise _refusal(prompt, f"it has {n} tokens and the model reads {max_length}", advice)
-    _check_end(prompt, layout, run)
-    label_ids = {
-        label: _label_id(prompt, label, len(layout.text), run, end, unknown)
-        for label, end in zip(prompt.labels, ends, strict=True)
-    }
-    if len(set(label_ids.values())) < len(label_ids):
-        names = ", ".join(prompt.labels)
-        raise _refusal(
-            prompt,
-            f"the labels {names} begin with the same token",
-            "choose labels that differ there",
+    """Encode one prompt from its tokens and, per label, its tokens with " label" appended."""
+    text, n, size = layout.text, len(run.ids), len(layout.text)
+
+    def check(valid: bool, problem: str, remedy: str = "choose another label") -> None:
+        if not valid:
+            excerpt = text if size <= 60 else f"{text[:30]} ... {text[-25:]}"
+            raise TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
+
+    for token in special:
+        check(
+            not any(token in part for part in (text, *prompt.labels)),
+            f"it holds the special token '{token}'",
+            "take that out of its texts and labels",
         )
-    positions = []
+    check(
+        max_length is None or n <= max_length,
+        f"it has {n} tokens and the model reads {max_length}",
+        "take fewer or shorter demonstrations",
+    )
+    # The last token must be the final ':' alone, or no position could be trusted.
+    check(
+        n > 0 and run.starts[-1] < size == run.ends[-1],
+        "the tokenizer puts a token of its own after the final ':'",
+        "load it so that it does not (add_eos_token=False)",
+    )
+    check(
+        run.starts[-1] >= size - 2,
+        "the tokenizer merges the final ':' with the text before it",
+        "change the query's end",
+    )
+    check(
+        [*run.starts] == sorted(run.starts) and [*run.ends] == sorted(run.ends),
+        "the tokenizer's offsets do not rise along the text",
+        "take another tokenizer",
+    )
+    label_ids = {}
+    for label, end in zip(prompt.labels, ends, strict=True):
+        check(
+            end.ids[:n] == run.ids and len(end.ids) > n,
+            f"the label '{label}' changes the tokens before it",
+        )
+        check(
+            end.ends[n] > size + 1,
+            f"the label '{label}' begins with a token that is only a space",
+            "choose a label that the vocabulary holds with its space",
+        )
+        check(end.ids[n] != unknown, f"the label '{label}' is unknown to the vocabulary")
+        label_ids[label] = end.ids[n]
+    check(
+        len(set(label_ids.values())) == len(label_ids),
+        f"the labels {', '.join(prompt.labels)} begin with the same token",
+        "choose labels that differ there",
+    )
+    positions, spans = [], []
     for d, (start, stop) in zip(prompt.demonstrations, layout.labels, strict=True):
         at = bisect_right(run.ends, start)
-        if run.starts[at] < start - 1 or run.ends[at] > stop:
-            raise _refusal(
-                prompt, f"the label '{d.label}' merges with its neighbours", "choose another label"
-            )
-        if run.ids[at] != label_ids[d.label]:
-            raise _refusal(
-                prompt, f"the label '{d.label}' has several tokenisations", "choose another label"
-            )
+        check(
+            run.starts[at] >= start - 1 and run.ends[at] <= stop,
+            f"the label '{d.label}' merges with its neighbours",
+        )
+        check(run.ids[at] == label_ids[d.label], f"the label '{d.label}' has several tokenisations")
         positions.append(at)
-    spans = [_token_span(prompt, run, span) for span in [*layout.texts, layout.query]]
+    for start, stop in (*layout.texts, layout.query):
+        span = bisect_right(run.ends, start), bisect_left(run.starts, stop)
+        check(
+            span[0] < span[1],
+            f"the tokenizer has no token for the text {text[start:stop]!r}",
+            "leave it out",
+        )
+        spans.append(span)
     return Encoded(
         prompt, tuple(run.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
     )
-
-
-def _check_end(prompt: Prompt, layout: _Layout, run: _Tokens) -> None:
-    """The last token must be the final ':' alone, and offsets must rise, or no position could be
-    trusted."""
-    size = len(layout.text)
-    if not run.ids or run.ends[-1] != size or run.starts[-1] >= size:
-        problem = "the tokenizer puts a token of its own after the final ':'"
-        raise _refusal(prompt, problem, "load it so that it does not (add_eos_token=False)")
-    if run.starts[-1] < size - 2:
-        raise _refusal(
-            prompt,
-            "the tokenizer merges the final ':' with the text before it",
-            "change the query's end",
-        )
-    if list(run.starts) != sorted(run.starts) or list(run.ends) != sorted(run.ends):
-        raise _refusal(
-            prompt, "the tokenizer's offsets do not rise along the text", "take another tokenizer"
-        )
-
-
-def _label_id(
-    prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens, unknown: int | None
-) -> int:
-    """Id of the token that begins `label` after the prompt's own ids; `size` is the length of the
-    prompt's text."""
-    n = len(run.ids)
-    if end.ids[:n] != run.ids or len(end.ids) <= n:
-        raise _refusal(
-            prompt, f"the label '{label}' changes the tokens before it", "choose another label"
-        )
-    if end.ends[n] <= size + 1:
-        problem = f"the label '{label}' begins with a token that is only a space"
-        raise _refusal(prompt, problem, "choose a label that the vocabulary holds with its space")
-    if end.ids[n] == unknown:
-        raise _refusal(
-            prompt, f"the label '{label}' is unknown to the vocabulary", "choose another label"
-        )
-    return end.ids[n]
-
-
-def _token_span(prompt: Prompt, run: _Tokens, characters: Span) -> Span:
-    start, stop = characters
-    span = (bisect_right(run.ends, start), bisect_left(run.starts, stop))
-    if span[0] >= span[1]:
-        problem = f"the tokenizer has no token for the text {_lay_out(prompt).text[start:stop]!r}"
-        raise _refusal(prompt, problem, "leave it out")
-    return span
-
-
-def _refusal(prompt: Prompt, problem: str, remedy: str) -> TwoTowersError:
-    text = prompt.text
-    excerpt = text if len(text) <= 60 else f"{text[:30]} ... {text[-25:]}"
-    return TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
 
 
 def batches(
