@@ -148,7 +148,7 @@ def test_words_that_are_labels_too_and_small_classes_are_counted(home):
         == 4
     )
     refused(
-        "needs 3 texts of the class a, there are 2 beside those that are labels",
+        "needs 3 texts of the class a that are no labels, there are 2",
         blocks.draw_blocks,
         1,
         Form(1, "space"),

@@ -116,44 +116,39 @@ def draw_blocks(
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
     turns = [
-        [rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))] for _ in pairs
+        np.ravel([rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))])
+        for _ in pairs
     ]
     class_turns = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
     prompts = []
     for block in range(n):
         turn, at = divmod(block, len(pairs))
         classes = pairs[at].split("/")
-        label_pair = labels[int(np.concatenate(turns[at])[turn])]
-        label, other = classes if label_pair == OWN_NAMES else label_pair.split("/")
-        prompts += _block(
-            block, pairs[at], (label, other), int(class_turns[at][turn]), form, texts, rng
-        )
+        label_pair = labels[turns[at][turn]]
+        words = classes if label_pair == OWN_NAMES else label_pair.split("/")
+        asked = int(class_turns[at][turn])
+        prompts += _block(block, pairs[at], tuple(words), asked, form, texts, rng)
     return prompts
 
 
 def _check(
     pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int
 ) -> None:
-    of_labels = {
-        label
-        for pair in (*labels, *(pairs if OWN_NAMES in labels else ()))
-        for label in pair.split("/")
-    }
-    for name in {cls for pair in pairs for cls in pair.split("/")}:
+    taken = {*"/".join([*labels, *(pairs if OWN_NAMES in labels else ())]).split("/")}
+    for name in {*"/".join(pairs).split("/")}:
         if name not in texts:
             raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
-        if (n := len(set(texts[name]) - of_labels)) < k + 2:
-            beside = " beside those that are labels" * (n < len(texts[name]))
+        if (n := len({*texts[name]} - taken)) < k + 2:
             raise TwoTowersError(
-                f"k={k} needs {k + 2} texts of the class {name}, there are {n}{beside}: smaller k, "
-                "or more texts"
+                f"k={k} needs {k + 2} texts of the class {name} that are no labels, there are {n}: "
+                "smaller k, or more texts"
             )
 
 
 def _block(
     block: int,
     pair: str,
-    labels: tuple[str, str],
+    labels: tuple[str, ...],
     asked: int,
     form: Form,
     texts: Mapping[str, Sequence[str]],
@@ -172,12 +167,8 @@ def _block(
             texts_of = {own: iter(true), other: iter(false)}
             shown = [own if of_own else other for of_own in is_true]
             demonstrations = [Demonstration(next(texts_of[cls]), label[cls], cls) for cls in shown]
-            separator = SEPARATORS[form.separator]
-            out.append(
-                Prompt(
-                    demonstrations, true[form.k], label[own], labels, own, pair, separator, block
-                )
-            )
+            of_pair = own, pair, SEPARATORS[form.separator], block
+            out.append(Prompt(demonstrations, true[form.k], label[own], labels, *of_pair))
     return out
 
 
@@ -239,16 +230,11 @@ def texts_of_one_length(
     for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
         counts = [Counter(of_text.values()) for of_text in lengths.values()]
-        length = max(
-            sorted(counts[0] | counts[1]), key=lambda length: min(count[length] for count in counts)
-        )
-        if min(count[length] for count in counts) >= form.k + 2:
-            out.update(
-                {
-                    cls: [text for text in of_text if of_text[text] == length]
-                    for cls, of_text in lengths.items()
-                }
-            )
+        scarcer = counts[0] & counts[1]  # in the class that has fewer
+        length = max(sorted(scarcer), key=scarcer.__getitem__, default=(0, 0))
+        if scarcer[length] >= form.k + 2:
+            for cls, of_text in lengths.items():
+                out[cls] = [text for text in of_text if of_text[text] == length]
     return out
 
 
