@@ -30,6 +30,7 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
+from twotowers.tables import read_csv
 
 LENGTH, REPEATS = 25, 40
 """Number of random tokens in a sequence that is said twice, and number of sequences"""
@@ -54,7 +55,7 @@ def main(name: str) -> int:
         "task learning": learning.mean(0),
     }
     path = data_folder() / "known_heads.csv"
-    table = pd.read_csv(path, keep_default_na=False)
+    table = read_csv(path)
     table = pd.concat([table[table["model"] != run.name], first_heads(run.name, scores)])
     table.to_csv(path, index=False)
     return 0
