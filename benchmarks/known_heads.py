@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 from towerlab import cli
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import read_batches, read_prompts
+from towerlab.measure.observations import plain_z, read_batches, read_prompts
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import Capture, plain_z
+from towerlab.model.capture import Capture
 from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, widen

@@ -21,7 +21,7 @@ import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab import progress
-from towerlab.model import memory
+from towerlab.measure import observations
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention import implementation
 from towerlab.model.model import Model
@@ -251,7 +251,7 @@ shared_tiny = functools.cache(tiny)
 @pytest.fixture
 def small_batches(monkeypatch):
     """Three prompts or so at a time, so that a measurement runs several batches."""
-    monkeypatch.setattr(memory, "batches", lambda encoded, _: batches(encoded, 40))
+    monkeypatch.setattr(observations, "batches", lambda encoded, _: batches(encoded, 40))
 
 
 @pytest.fixture(scope="session", params=sorted(TINY))

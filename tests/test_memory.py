@@ -1,112 +1,51 @@
-"""A batch that does not fit in memory: halved until it does, then one line; with a memory that we
-make small."""
-
-import gc
-import weakref
+"""Work that does not fit in memory is done again in smaller batches, then refused in one line."""
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
-from towerlab.measure.heads import heads
-from towerlab.model import capture, memory
-from towerlab.prompts.prompt import batches
+from towerlab.measure.heads import heads, increases
+from towerlab.measure.observations import in_memory
 
 ERRORS = [
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried to"
-    ),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
     torch.OutOfMemoryError("CUDA out of memory. Tried to"),
-    MemoryError(),
-    RuntimeError("MPS: out of memory"),
+    RuntimeError("MPS backend out of memory"),
 ]
 
 
-def small(most, error, attempts):
-    """A run that fits `most` prompts at a time."""
-
-    def run(index, batch):
-        attempts.append(len(batch))
-        if len(batch) > most:
-            raise error
-        return [2 * i for i in index]
-
-    return run
-
-
-def prompts(n):
-    """Batches of prompts of one length: eight of them are 112 tokens."""
-    return batches(random_prompts(n, lengths=(14,)), 112)
-
-
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
-@pytest.mark.parametrize(
-    "most, sizes", [(8, [8, 8, 5]), (3, [8, 4, *[2] * 10, 1]), (1, [8, 4, 2, *[1] * 21])]
-)
-def test_a_batch_is_halved_until_it_fits_and_later_ones_are_no_larger(error, most, sizes):
-    attempts = []
-    results = list(memory.in_memory(small(most, error, attempts), prompts(21)))
-    assert attempts == sizes
-    assert [i for index, _ in results for i in index] == list(range(21))
-    assert [i for _, result in results for i in result] == [2 * i for i in range(21)]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
-def test_one_prompt_that_does_not_fit_is_one_line(error):
-    refused(
-        "a prompt of 14 tokens does not fit in memory: take a smaller k",
-        list,
-        memory.in_memory(small(0, error, []), prompts(5)),
-    )
-
-
-def test_other_errors_are_not_taken_for_it():
+def test_sizes_are_halved_until_one_does_not_fit(error):
     sizes = []
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        list(memory.in_memory(small(3, RuntimeError("shape mismatch"), sizes), prompts(8)))
-    assert sizes == [8]
+
+    def run(size, most):
+        sizes.append(size)
+        if size > most:
+            raise error
+        return size
+
+    assert in_memory(lambda size: run(size, 3), 21) == 2 and sizes == [21, 10, 5, 2]
+    refused("a prompt does not fit in memory", in_memory, lambda size: run(size, 0), 2)
+    with pytest.raises(ZeroDivisionError):
+        in_memory(lambda size: 1 / 0, 8)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        in_memory(lambda size: torch.ones(size, 2) @ torch.ones(size, 2), 8)
 
 
-def test_only_one_batch_is_held_at_a_time():
-    results = weakref.WeakSet()
-
-    def run(index, batch):
-        gc.collect()
-        assert len(results) == 0
-        result = type("Result", (), {})()
-        results.add(result)
-        return result
-
-    n = 0
-    for _, result in memory.in_memory(run, prompts(24)):
-        n += 1
-        del result
-    assert n == 3
-
-
+@pytest.mark.parametrize("measure", [heads, increases])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_captures_and_heads_are_the_same_in_small_memory(kind, monkeypatch):
+def test_results_are_the_same_in_small_memory(measure, kind, monkeypatch):
     model, encoded, sizes = tiny(kind), random_prompts(7, lengths=(14,)), []
+    whole, forward = measure(model, encoded), model.blocks[-1].forward
 
-    def results():
-        logits = {
-            i: c.logits[row]
-            for c in capture.captures(model, encoded)
-            for row, i in enumerate(c.index)
-        }
-        return torch.stack([logits[i] for i in range(7)]), heads(model, encoded)
-
-    whole, forward = results(), model.blocks[-1].forward
-
-    def limited(hidden, *args, **kwargs):  # the last block, when hooks have seen the rest
+    def limited(hidden, *args, **kwargs):
         sizes.append(len(hidden))
         if len(hidden) > 2:
             raise ERRORS[0]
         return forward(hidden, *args, **kwargs)
 
     monkeypatch.setattr(model.blocks[-1], "forward", limited)
-    again = results()
+    again = measure(model, encoded)
     assert max(sizes) > 2
-    torch.testing.assert_close(whole[0], again[0])
-    for name in whole[1].data_vars:
-        np.testing.assert_allclose(whole[1][name], again[1][name], rtol=1e-5, atol=1e-6)
+    for name in whole.data_vars:
+        np.testing.assert_allclose(whole[name], again[name], rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ paper's increase. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import answers_in, observations, read_prompts
+from towerlab.measure.observations import answers_in, in_memory, observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import (
@@ -31,14 +31,13 @@ from towerlab.model.capture import (
     own_label_sign,
 )
 from towerlab.model.increase import increases_along
-from towerlab.model.memory import halved
 from towerlab.model.model import Model
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 KINDS = ("attention", "FFN")
-GROUP_BYTES = 320 << 20
-"""Captures held for one walk over the vocabulary; a sixteenth of the model if that is more"""
+PROMPTS_AT_ONCE = 512
+"""Maximum number of prompts of one walk over the vocabulary"""
 
 
 def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
@@ -150,56 +149,36 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
         TwoTowersError: for another `norm`.
     """
     unembed.check_norm(norm)
-    n, layers = len(encoded), model.n_layers
-    increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
 
-    def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
-        return increases_along(
+    def walk(some: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
+        group = list(captures(model, some, max_tokens=tokens_at_once(model)))
+        order = np.argsort([i for capture in group for i in capture.index])
+        final = torch.cat([capture.resid_final for capture in group])
+        of_attention, of_ffn, of_heads = increases_along(
             model,
             torch.cat([capture.resid_pre for capture in group], 1),
             torch.cat([capture.z for capture in group], 1),
             torch.cat([capture.ffn_output for capture in group], 1),
-            unembed.norm_scale(
-                torch.cat([capture.resid_final for capture in group]), model.unembedding
-            ),
+            unembed.norm_scale(final, model.unembedding),
             torch.cat([capture.true_ids for capture in group]),
             norm,
         )
+        of_blocks = torch.stack([of_attention, of_ffn], -1)
+        return of_heads.cpu().numpy()[order], of_blocks.cpu().numpy()[order]
 
-    stream = captures(model, encoded, max_tokens=tokens_at_once(model))
-    with progress("increases", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(
-            walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))
-        ):
-            index = [i for capture in group for i in capture.index]
-            increase[index] = of_heads.cpu().numpy()
-            block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
-            bar.update(len(index))
+    def run(size: int) -> list[np.ndarray]:
+        parts = []
+        with progress("increases", len(encoded)) as bar:
+            for start in range(0, len(encoded), size):
+                some = encoded[start : start + size]
+                parts.append(walk(some))
+                bar.update(len(some))
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+    increase, block_increase = in_memory(run, PROMPTS_AT_ONCE)
     return observations(
         "paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS)
     )
-
-
-def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
-    """Captures of several batches together, so that one walk over the vocabulary serves many
-    prompts.
-
-    Args:
-        limit: bytes that a group may hold.
-    """
-    group: list[Capture] = []
-    group_bytes = 0
-    for capture in stream:
-        size = sum(
-            t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output)
-        )
-        if group and group_bytes + size > limit:
-            yield group
-            group, group_bytes = [], 0
-        group.append(capture)
-        group_bytes += size
-    if group:
-        yield group
 
 
 def _increases(run: Run) -> Recipe:

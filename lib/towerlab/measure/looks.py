@@ -29,10 +29,10 @@ from twotowers import choose
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.observations import answers_of, observations, plain_z, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import check_labels_left, plain_z
+from towerlab.model.capture import check_labels_left
 from towerlab.model.edits import UNCHANGED, Edit, answers, attend, feed
 from towerlab.model.label_attention import (
     Places,

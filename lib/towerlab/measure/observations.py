@@ -14,24 +14,26 @@ of data/variables.csv, the prompt first. Its file: `store.save`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import xarray as xr
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.schema import variables
 
 from towerlab.model.capture import Capture, capture, label_log_probs
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.proof import WIDER
+from towerlab.progress import progress
 from towerlab.prompts.blocks import about
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, batches
 
 ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "says")
+T = TypeVar("T")
 Arrays = Mapping[str, Any]
 """Name -> values (prompt, ...); or with dimensions of its own, as xarray takes them"""
 
@@ -80,34 +82,65 @@ def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
     return {name: of(name, x) for name, x in arrays.items()}
 
 
+def in_memory(run: Callable[[int], T], size: int) -> T:
+    """Return run(size), with half the size as often as memory is short.
+
+    Accelerate's `find_executable_batch_size` does the same, but collects garbage before each first
+    try, which takes longer than a small batch.
+
+    Raises:
+        TwoTowersError: If memory is short at size 1.
+    """
+    while True:
+        try:
+            return run(size)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            if size == 1:
+                raise TwoTowersError(
+                    "a prompt does not fit in memory: take a smaller k, a narrower dtype, another "
+                    "device or a smaller model"
+                ) from None
+        # The error, and all tensors that it held, are gone only here.
+        clear_device_cache(garbage_collection=True)
+        size //= 2
+
+
 def read_batches(
-    what: str,
+    name: str,
     encoded: Sequence[Encoded],
     max_tokens: int,
     run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]],
 ) -> dict[str, np.ndarray]:
-    """What `run(index, batch)` gives of each batch, put together: see `memory.run_batches`.
+    """Return what `run(index, batch)` returns for each batch, put together.
+
+    Where memory is short all prompts are run again in smaller batches.
 
     Args:
-        what: the name of the bar.
-        max_tokens: of a batch, at most.
-        run: gives name -> (batch, ...).
+        name: Name of the progress bar.
+        encoded: Prompts.
+        max_tokens: Maximum number of tokens of a batch.
+        run: Function of the numbers of some prompts and of these prompts. It returns name ->
+            (batch, ...).
 
     Returns:
         Name -> (prompt, ...).
     """
-    out: dict[str, np.ndarray] = {}
 
-    def keep(index: list[int], batch: list[Encoded]) -> None:
-        for name, x in run(index, batch).items():
-            narrow = x.is_floating_point() and x.dtype.itemsize < 4  # NumPy has no bfloat16
-            array = (x.float() if narrow else x).cpu().numpy()
-            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[index] = (
-                array
-            )
+    def run_all(size: int) -> dict[str, np.ndarray]:
+        out: dict[str, np.ndarray] = {}
+        with progress(name, len(encoded)) as bar:
+            for index, batch in batches(encoded, size):
+                for key, x in run(index, batch).items():
+                    narrow = x.is_floating_point() and x.dtype.itemsize < 4  # no bfloat16 in NumPy
+                    array = (x.float() if narrow else x).cpu().numpy()
+                    shape = len(encoded), *array.shape[1:]
+                    out.setdefault(key, np.empty(shape, array.dtype))[index] = array
+                bar.update(len(index))
+        return out
 
-    run_batches(what, encoded, max_tokens, keep)
-    return out
+    return in_memory(run_all, max_tokens)
 
 
 def read_prompts(
@@ -128,6 +161,16 @@ def read_prompts(
     return read_batches(
         what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))
     )
+
+
+def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt layer head d_head"]:
+    """Return what heads feed to W_O at the last position."""
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        return {"z": capture.attention_out_input.transpose(0, 1)}
+
+    z = read_prompts("plain runs", model, encoded, (), read)["z"]
+    return torch.from_numpy(z).to(model.dtype)
 
 
 def answers_of(

@@ -14,16 +14,16 @@ transformers is edited: hooks read the residual stream, and `reading_attention` 
 the model makes it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. One batch holds at most
-`max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of
-it are kept unless more is asked for with `record`.
+`max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with
+`record`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -32,7 +32,6 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model import unembed
 from towerlab.model.attention import Attention, reading_attention, split_call
-from towerlab.model.memory import in_memory, run_batches
 from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
@@ -107,6 +106,26 @@ class Capture:
         )
 
 
+class Site(NamedTuple):
+    """The input or output of a part of every block, and whether all positions are read."""
+
+    part: str  # "" is the block
+    side: str
+    record: str = ""  # which entry of RECORDABLE it belongs to; "" is always read
+    all_positions: bool = False
+
+
+SITES = {
+    "resid_pre": Site("", "input"),
+    "attention_out_input": Site("attention_out", "input"),
+    "attention_output": Site("attention_block", "output"),
+    "ffn_output": Site("ffn_block", "output"),
+    "ffn_out_input": Site("ffn_out", "input", "neurons"),
+    "stream_inputs": Site("", "input", "streams", all_positions=True),
+    "stream_attention": Site("attention_block", "output", "streams", all_positions=True),
+}
+
+
 @contextmanager
 def _recording(
     model: Model, batch: int, record: Collection[str]
@@ -114,24 +133,19 @@ def _recording(
     """Name -> what the pass inside leaves behind, layer by layer."""
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
-    def rows(tensor: Tensor) -> Tensor:
-        """(batch, position, width); some models flatten batch and position before their FFN."""
-        return tensor.reshape(batch, -1, tensor.shape[-1]).clone()
+    def read(name: str, module: nn.Module, site: Site) -> None:
+        def keep(tensor: Tensor) -> None:
+            # Some models flatten batch and position before their FFN.
+            rows = tensor.reshape(batch, -1, tensor.shape[-1])
+            entries[name].append((rows if site.all_positions else rows[:, -1]).clone())
 
-    def last(tensor: Tensor) -> Tensor:
-        return tensor.reshape(batch, -1, tensor.shape[-1])[:, -1].clone()
-
-    def given(module: nn.Module, name: str, read: Callable = last) -> None:
-        def hook(_, args, kwargs):
-            entries[name].append(read(split_call(args, kwargs)[0]))
-
-        stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def returned(module: nn.Module, name: str, read: Callable = last) -> None:
-        def hook(_, args, output):
-            entries[name].append(read(output))
-
-        stack.enter_context(module.register_forward_hook(hook))
+        if site.side == "input":
+            handle = module.register_forward_pre_hook(
+                lambda _, args, kwargs: keep(split_call(args, kwargs)[0]), with_kwargs=True
+            )
+        else:
+            handle = module.register_forward_hook(lambda _, args, output: keep(output))
+        stack.enter_context(handle)
 
     def attended(attention: Attention) -> None:
         if "weights" in record:
@@ -141,34 +155,18 @@ def _recording(
             if name in record:
                 entries[name].append(part.clone())
 
+    sites = {name: site for name, site in SITES.items() if site.record in ("", *record)}
+    for kind in ("attention", "ffn"):
+        if model.norm_after(0, kind) is not None:
+            sites[f"{kind}_before_norm"] = Site(f"{kind}_out", "output")
     with ExitStack() as stack:
-        for layer, block in enumerate(model.blocks):
-            given(block, "resid_pre")
-            given(model.part(layer, "attention_out"), "attention_out_input")
-            returned(model.part(layer, "attention_block"), "attention_output")
-            returned(model.part(layer, "ffn_block"), "ffn_output")
-            for kind in ("attention", "ffn"):
-                norm = model.norm_after(layer, kind)
-                if norm is not None:
-                    eps = norm_eps(norm)
-                    returned(
-                        model.part(layer, f"{kind}_out"),
-                        f"{kind}_scale",
-                        lambda x, eps=eps: rms(last(x), eps),
-                    )
-            if "neurons" in record:
-                given(model.part(layer, "ffn_out"), "ffn_out_input")
-            if "streams" in record:
-                given(block, "stream_inputs", rows)
-                returned(model.part(layer, "attention_block"), "stream_attention", rows)
+        for layer in range(model.n_layers):
+            for name, site in sites.items():
+                read(name, model.part(layer, site.part), site)
             if {"weights", "values", "keys"} & set(record):
                 stack.enter_context(reading_attention(model, layer, attended))
-        given(model.final_norm, "resid_final")
+        read("resid_final", model.final_norm, SITES["resid_pre"])
         yield entries
-
-
-def _divided(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batch"]) -> Tensor:
-    return (x * (1 / scale).reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
 
 
 @torch.inference_mode()
@@ -210,10 +208,12 @@ def capture(
     }
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
-    for scale, names in (("attention_scale", ("z", "values")), ("ffn_scale", ("neurons",))):
-        for name in names:
-            if scale in parts and name in parts:
-                parts[name] = _divided(parts[name], parts[scale])
+    for kind, names in (("attention", ("z", "values")), ("ffn", ("neurons",))):
+        if (norm := model.norm_after(0, kind)) is not None:
+            scale = 1 / rms(parts.pop(f"{kind}_before_norm"), norm_eps(norm))
+            for name in parts.keys() & names:
+                x = parts[name]
+                parts[name] = (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
     return Capture(
         prompts=list(encoded), index=list(range(len(encoded)) if index is None else index), **parts
     )
@@ -243,22 +243,8 @@ def captures(
 ) -> Iterator[Capture]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each
     holds."""
-    for _, contents in in_memory(
-        lambda index, batch: capture(model, batch, record, index), batches(encoded, max_tokens)
-    ):
-        yield contents
-        del contents  # or two batches would be held at once
-
-
-def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt layer head d_head"]:
-    """What heads feed to W_O at the last position."""
-    z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head, dtype=model.dtype)
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        z[index] = capture(model, batch).attention_out_input.transpose(0, 1).cpu()
-
-    run_batches("plain runs", encoded, 4096, run)
-    return z
+    for index, batch in batches(encoded, max_tokens):
+        yield capture(model, batch, record, index)
 
 
 def check_labels_left(encoded: Sequence[Encoded]) -> None:

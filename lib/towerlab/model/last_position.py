@@ -36,7 +36,6 @@ from twotowers.heads import check_inside
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, Edit, LayerState, TopAndLogProbs, visiting
-from towerlab.model.memory import halved
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Encoded
@@ -135,12 +134,12 @@ class LastPosition:
         self, begins: Sequence[int], run: Callable[[list[int]], Tensor], max_rows: int
     ) -> Iterator[tuple[list[int], Tensor]]:
         """(chunk, run(chunk)) of what begins at these layers, lowest first, `max_rows` rows at a
-        time or what memory holds."""
+        time."""
         order = sorted(range(len(begins)), key=begins.__getitem__)
         size = max(1, max_rows // len(self.batch))
-        yield from halved(
-            run, [order[start : start + size] for start in range(0, len(order), size)]
-        )
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
+            yield chunk, run(chunk)
 
     def _final(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch d_model"]:
         """The final residual stream under edits sorted by first layer: those that have begun are

@@ -18,7 +18,7 @@ streamed: memory for rows x `SLAB` numbers at a time, never rows x vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -95,13 +95,28 @@ def fold_norm(
     return centre(rows * unembedding.gamma.to(rows.dtype), unembedding)
 
 
+def products(
+    rows: Float[Tensor, "row d"],
+    unembedding: Unembedding,
+    read: Callable[[Tensor], Tensor] = lambda slab: slab,
+) -> Iterator[tuple[Int[Tensor, "word"], Float[Tensor, "row word"]]]:
+    """Yield the ids of some words and the products of rows with them, until all words are done.
+
+    Args:
+        rows: Vectors as `prepared` gives them, or vectors that fit what `read` gives.
+        unembedding: Unembedding of the model.
+        read: What rows of E become before the product.
+    """
+    for start, slab in vocab_chunks(unembedding):
+        ids = torch.arange(start, start + len(slab), device=slab.device)
+        yield ids, rows @ read(slab).T
+
+
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
     """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as
     `prepared` gives it."""
-    total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
-    for _, slab in vocab_chunks(unembedding):
-        total = torch.logaddexp(total, (p @ slab.T).logsumexp(-1))
-    return total
+    parts = [product.logsumexp(-1) for _, product in products(p, unembedding)]
+    return torch.stack(parts).logsumexp(0)
 
 
 def rank(
@@ -136,13 +151,11 @@ def rank(
         v.split(ROWS), words.split(ROWS), ranks.split(ROWS), strict=True
     ):
         own = [(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T]
-        for start, slab in vocab_chunks(unembedding):
-            product = rows @ read(slab).T
+        for ids, product in products(rows, unembedding, read):
             for rank_of_word, target, value in zip(ranks_of_rows.T, targets.T, own, strict=True):
-                rank_of_word += (product > value[:, None]).sum(-1)
                 # A word must not outrank itself by the rounding of another product.
-                here = ((target >= start) & (target < start + len(slab))).nonzero()[:, 0]
-                rank_of_word[here] -= (product[here, target[here] - start] > value[here]).long()
+                above = (product > value[:, None]) & (ids != target[:, None])
+                rank_of_word += above.sum(-1)
     return ranks
 
 
@@ -169,12 +182,11 @@ def top_words(
     ids = torch.zeros_like(values, dtype=torch.long)
     each = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
     for rows, best, best_ids in zip(*each, strict=True):
-        for start, slab in vocab_chunks(unembedding):
-            product = (rows @ slab.T).masked_fill_(mask[start : start + len(slab)], -torch.inf)
-            better = (product.amax(-1) > best[:, -1]).nonzero()[:, 0]  # only these rows are sorted
-            value, word = product[better].topk(min(k, len(slab)), -1)
-            best[better], order = torch.cat([best[better], value], -1).topk(k, -1)
-            best_ids[better] = torch.cat([best_ids[better], word + start], -1).gather(-1, order)
+        for words, product in products(rows, unembedding):
+            of_both = torch.cat([best, product.masked_fill_(mask[words], -torch.inf)], -1)
+            ids_of_both = torch.cat([best_ids, words.expand_as(product)], -1)
+            best[:], order = of_both.topk(k, -1)
+            best_ids[:] = ids_of_both.gather(-1, order)
     return values, ids
 
 
