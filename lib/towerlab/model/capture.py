@@ -59,6 +59,8 @@ class Capture:
     weight) adds up to what the block writes. `attention_out_input` and `ffn_out_input` are what the
     model itself feeds to W_O and fc2.
 
+    `own_logits` are those that the model returns; `logits` are the same in float32 or wider.
+
     What was not asked for raises TwoTowersError, saying how to.
     """
 
@@ -71,6 +73,7 @@ class Capture:
     z: Float[Tensor, "layer batch head d_head"]
     resid_final: Float[Tensor, "batch d_model"]
     logits: Float[Tensor, "batch vocabulary"]
+    own_logits: Float[Tensor, "batch vocabulary"]
     weights: Float[Tensor, "layer batch head position"]
     scores: Float[Tensor, "layer batch head position"]
     values: Float[Tensor, "layer batch kv_head position d_head"]
@@ -192,7 +195,7 @@ def capture(
             "a batch needs prompts of one token length: use captures(), which groups them"
         )
     with _recording(model, len(encoded), record) as entries:
-        logits = model.logits(encoded)
+        own_logits = model.logits(encoded).to(model.device)
     # Layers may live on several devices (device_map); what is analysed together is brought
     # together.
     parts = {
@@ -204,8 +207,10 @@ def capture(
         "attention_out_input": z,
         "z": z,
         "resid_final": parts["resid_final"][0],
-        "logits": logits.to(model.device),
+        "own_logits": own_logits,
     }
+    narrow = unembed.is_narrow(model)
+    parts["logits"] = unembed.final_logits(model, parts["resid_final"]) if narrow else own_logits
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
     for kind, names in (("attention", ("z", "values")), ("ffn", ("neurons",))):
@@ -225,7 +230,19 @@ def answer(
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """The top token, and log-probabilities (nats) of the true label and the other, of one batch of
     equal length."""
-    return label_log_probs(model.logits(batch), batch)
+    return label_log_probs(last_logits(model, batch), batch)
+
+
+def last_logits(model: Model, batch: Sequence[Encoded]) -> Float[Tensor, "batch vocabulary"]:
+    """Return the logits of the last position of prompts of one length, in float32 or wider."""
+    if not unembed.is_narrow(model):
+        return model.logits(batch)
+    final: list[Tensor] = []
+    with model.final_norm.register_forward_pre_hook(
+        lambda _, args, kwargs: final.append(split_call(args, kwargs)[0][:, -1]), with_kwargs=True
+    ):
+        model.logits(batch)
+    return unembed.final_logits(model, final[0])
 
 
 def label_log_probs(

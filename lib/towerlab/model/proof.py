@@ -35,7 +35,7 @@ def prove(model: Model) -> dict[str, float]:
     identity that failed, or for answers that are not finite.
     """
     probe = capture(model, [_probe(model)], PROVEN)
-    if not probe.logits.isfinite().all():
+    if not probe.own_logits.isfinite().all():
         raise TwoTowersError(
             f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: "
             f"{WIDER}"
@@ -111,7 +111,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     compare(
         "our logits",
         unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap),
-        capture.logits,
+        capture.own_logits,
     )
     return errors
 

@@ -35,7 +35,7 @@ from towerlab.model.attention import split_call
 from towerlab.model.edits import Edit
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, widen
-from towerlab.model.unembed import capped
+from towerlab.model.unembed import capped, final_normed
 from towerlab.prompts.prompt import Encoded
 
 
@@ -163,11 +163,10 @@ def logit_differences(
     Only these two words are unembedded.
     """
     unembedding = model.unembedding
-    normed = model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(
-        unembedding.weight.device
-    )
-    words = torch.tensor([e.label_pair for e in batch], device=unembedding.weight.device)
-    logits = torch.einsum("...bd,bwd->...bw", normed, unembedding.weight[words])
+    normed = final_normed(model, final)
+    words = torch.tensor([e.label_pair for e in batch], device=model.device)
+    rows = unembedding.weight[words].to(normed.dtype)
+    logits = torch.einsum("...bd,bwd->...bw", normed, rows)
     logits = capped(
         logits if unembedding.bias is None else logits + unembedding.bias[words],
         unembedding.softcap,

@@ -196,13 +196,34 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
+def final_normed(
+    model: Model, final: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows d_model"]:
+    """Return final residual vectors after the final norm: the model's own, or in float32 where the
+    model is narrower."""
+    unembedding = model.unembedding
+    if is_narrow(model):
+        p = prepared(final.to(model.device), unembedding)
+        return p if unembedding.norm_bias is None else p + unembedding.norm_bias
+    return model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(model.device)
+
+
 def final_logits(
     model: Model, final: Float[Tensor, "batch d_model"]
 ) -> Float[Tensor, "batch vocabulary"]:
-    """The model's logits for a final residual vector: its own final norm (scale recomputed),
-    unembedding, soft cap."""
-    final = final.to(next(model.final_norm.parameters()).device)
-    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[
-        :, 0
-    ]
-    return capped(logits, model.unembedding.softcap)
+    """Return the logits of final residual vectors, in float32 or wider, with the soft cap.
+
+    In bfloat16 the model's own logits are rounded so much that two labels may have the same.
+    """
+    normed, unembedding = final_normed(model, final), model.unembedding
+    if is_narrow(model):
+        logits = torch.cat([product for _, product in products(normed, unembedding)], -1)
+        logits = logits if unembedding.bias is None else logits + unembedding.bias
+    else:
+        logits = model.hf.get_output_embeddings()(normed)
+    return capped(logits, unembedding.softcap)
+
+
+def is_narrow(model: Model) -> bool:
+    """Return whether the model computes in less than float32."""
+    return model.dtype.itemsize < 4
