@@ -1,6 +1,8 @@
 """Effects of a changed prompt and of zeroed heads on the answer, the attention and the heads.
 
-    >>> effect = zeroing_effect(loading.load("mini-gpt2"), CASE, [Head(3, 7)])
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> effect = zeroing_effect(load("mini-gpt2"), CASE, [Head(3, 7)])
     >>> list(effect.attention["demonstration"])
     ['1. love : bar', '2. like : bar', '3. eight : foo', '4. two : foo']
     >>> [demonstration.label for demonstration in SCENES["Swap the labels"](CASE).demonstrations]
