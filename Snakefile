@@ -6,7 +6,7 @@
 # A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "towers"]}; with
 # "evidence": true it reads the evidence of all other chapters. `update` keeps the last good file when a job fails.
 #
-# One rule says when a measurement is made again: when its identity is another (`store.identity`), as `twotowers measure`
+# One rule says when a measurement is made again: when its identity is another (`files.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
 import csv, functools, itertools, json, logging, os, sys
@@ -14,7 +14,7 @@ from pathlib import Path
 import twotowers, yaml
 from towerlab import building
 from towerlab.measure.chain import Run
-from twotowers import store
+from twotowers import catalogue, files
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -41,9 +41,9 @@ def reads(name):
     """The files of a chapter's measurements: of the default model, unless it is recorded under these settings, and of all that are."""
     suites = about[name].get("suites", [settings.suite])
     for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
-        files = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
-        yield from map(str, files.values())
-        served = MODEL in files and store.serves(store.load(files[MODEL]), run(suite).settings)
+        found = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
+        yield from map(str, found.values())
+        served = MODEL in found and files.matches_settings(files.load(found[MODEL]), run(suite).settings)
         yield from [] if served or own(name) else [str(run(suite).path(measurement))]
 
 def own(name):
@@ -57,7 +57,7 @@ def run(suite):
 def rests_on(name):
     """The model, and texts and versions of a chapter's measurements, recorded ones too."""
     suites = about[name].get("suites", [settings.suite])
-    return [(s, run(s).fingerprint, store.digits(store.drawn_from(s)), store.versions(m)) for s in suites for m in about[name].get("measurements", [])]
+    return [(s, run(s).fingerprint, files.text_digest(s), catalogue.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
     """04-attention-weights -> 4: the chapter of its claims in data/claims.csv."""
@@ -69,7 +69,7 @@ rule pages:
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:
-    input: lambda w: [str(run(w.suite).path(name)) for name in store.about(w.name).needs],
+    input: lambda w: [str(run(w.suite).path(name)) for name in catalogue.row_of(w.name).needs],
     output: f"{OUT}/{MODEL}/{{suite,[a-z]+}}{{settings,(-[0-9a-f]+)?}}/{{name}}.nc",
     params:
         identity=lambda w: run(w.suite).identity(w.name),

@@ -26,7 +26,7 @@ from towerlab import building, cli
 from towerlab.measure.chain import Run
 from towerlab.model import loading
 from towerlab.progress import say
-from twotowers import claims, evidence, recorded, store
+from twotowers import claims, evidence, files
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, chapter_number, data_folder
 from twotowers.settings import Settings
@@ -69,7 +69,7 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
 
 def folder(run: Run) -> Path:
     """Where verdicts, evidence and chapters of a run lie: beside its measurements."""
-    return store.folder(run.settings, run.name)
+    return files.folder(run.settings, run.name)
 
 
 def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
@@ -84,7 +84,7 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
         place.mkdir(parents=True, exist_ok=True)
     needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
-        _recording(run, name)
+        _measurement(run, name)
     # as text
     parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]
     for name in chapters(only):
@@ -107,21 +107,18 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
     return table
 
 
-def _recording(run: Run, name: str) -> xr.Dataset:
-    """A measurement as chapters open it: the recorded one where that is of these settings."""
-    recording = recorded.open_recorded(run.name, run.settings.suite, name)
-    return (
-        recording.data
-        if recording and store.serves(recording, run.settings)
-        else run.measured(name)
-    )
+def _measurement(run: Run, name: str) -> xr.Dataset:
+    """A measurement as chapters open it: the precomputed one where that is of these settings."""
+    data = files.open_precomputed(run.name, run.settings.suite, name)
+    matches = data is not None and files.matches_settings(data, run.settings)
+    return data if matches else run.measured(name)
 
 
 def record(run: Run, table: pd.DataFrame) -> None:
     """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and
     claim."""
     path, seed = data_folder() / "seeds.csv", run.settings.seed
-    blocks = json.loads(_recording(run, "heads").attrs["identity"])["blocks"]
+    blocks = json.loads(_measurement(run, "heads").attrs["identity"])["blocks"]
     old, rows = read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
     again = (old["model"] == run.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
     short = rows[old.columns].map(

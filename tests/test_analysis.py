@@ -33,11 +33,11 @@ sys.meta_path.insert(0, Absent())
 import twotowers
 for module in pkgutil.iter_modules(twotowers.__path__):
     importlib.import_module(f"twotowers.{module.name}")
-from twotowers import book, choose, recorded
+from twotowers import book, choose, files
 from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
-assert set(heads) == set(recorded.recorded_models()) and choose.head_sets(heads["smollm2-135m"])
+assert set(heads) == set(files.precomputed_models()) and choose.head_sets(heads["smollm2-135m"])
 book.display = lambda _: None
 chapter.explore("heads", "attention")
 try:
@@ -51,7 +51,7 @@ def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_importe
     process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert (
-        "'heads' of mini-gpt2 is not recorded" in process.stdout
+        "'heads' of mini-gpt2 is not precomputed" in process.stdout
         and "pip install .[measure]" in process.stdout
     )
 

@@ -10,10 +10,9 @@ import papermill
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
-from twotowers import book, evidence, pages, recorded, store
+from twotowers import book, evidence, files, measurements, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
-from twotowers.recording import Recording
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
@@ -37,23 +36,24 @@ def dataset(answer=2.0, **variables):
     numbers = {"logit_difference": ("prompt", lead), **variables}
     identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
-    return Recording(xr.Dataset(numbers, prompts(), sizes | {"identity": identity}))
+    about = {"identity": identity, "measurement": "heads"}
+    return xr.Dataset(numbers, prompts(), sizes | about)
 
 
 @pytest.fixture
 def chapter(monkeypatch):
     """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
-    files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
-    files |= {(model, "knockouts"): dataset(1.0) for model in "ab"}
-    monkeypatch.setattr(recorded, "recorded_models", lambda: dict.fromkeys("abc"))
+    found = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
+    found |= {(model, "knockouts"): dataset(1.0) for model in "ab"}
+    monkeypatch.setattr(files, "precomputed_models", lambda: dict.fromkeys("abc"))
     monkeypatch.setattr(
-        recorded, "open_recorded", lambda model, suite, name: files.get((model, name))
+        files, "open_precomputed", lambda model, suite, name: found.get((model, name))
     )
     texts: list[str] = []
     for module in (book, pages):
         monkeypatch.setattr(module, "display", lambda part: texts.append(getattr(part, "data", "")))
     of_a = book.open({"model": "a"})
-    of_a.texts, of_a.files = texts, files
+    of_a.texts, of_a.files = texts, found
     return of_a
 
 
@@ -75,7 +75,7 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     )
 
 
-def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
+def test_models_that_do_not_learn_are_named(chapter):
     knocked = chapter.measured("knockouts")
     chapter.compare(
         "attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={}
@@ -84,13 +84,9 @@ def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
     assert chapter.rows[1].note.startswith(
         "too few blocks to tell whether it learns the task: accuracy "
     )
-    command = "twotowers record c knockouts --blocks 30"
-    assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
+    assert "c:" not in chapter.texts[0]  # it does not have this measurement
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
-    assert (
-        f"this makes it: {command}" in chapter.texts[-1]
-        and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
-    )
+    assert "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
     chapter.figure(
         "1.2",
         pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]),
@@ -244,7 +240,7 @@ def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(
         "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
     )
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(store, "folder", lambda *_: tmp_path / "file")
+    monkeypatch.setattr(files, "folder", lambda *_: tmp_path / "file")
     monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
     chapter.close()
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))
@@ -255,15 +251,15 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     chapter, monkeypatch
 ):
     for model, parameters in zip("abc", (3, 1, 2), strict=True):
-        chapter.files[model, "heads"].data.attrs["parameters"] = parameters
+        chapter.files[model, "heads"].attrs["parameters"] = parameters
     assert [*chapter.measured("heads")] == ["b", "c", "a"]
-    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: dataset(9.0))
+    monkeypatch.setattr(measurements.Backend, "measured", lambda self, name: dataset(9.0))
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8
 
 
 def test_another_suite_has_measurements_of_its_own(chapter, monkeypatch):
     lead = {"words": 3.0, "sentences": 1.0}
-    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: dataset(lead[suite]))
+    monkeypatch.setattr(files, "open_precomputed", lambda model, suite, name: dataset(lead[suite]))
     words, sentences = (chapter.measured("heads", suite)["a"].logit_difference for suite in lead)
     assert words.mean() > 2 > sentences.mean()

@@ -13,7 +13,7 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
-from twotowers import evidence, recorded
+from twotowers import evidence, files
 
 
 def random_weights(folder):
@@ -93,7 +93,7 @@ def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypat
     """The chapter that says who learns is run on both models, the others, which all ask it, on the
     one that repeats."""
     model, out = handmade
-    monkeypatch.setattr(recorded, "recorded_models", dict)
+    monkeypatch.setattr(files, "precomputed_models", dict)
     few = {
         "labels": "foo/bar",
         "blocks": 20,

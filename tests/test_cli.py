@@ -6,14 +6,14 @@ import json
 import re
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
 from towerlab import building, cli
 from towerlab.progress import progress
-from twotowers import store
-from twotowers.recording import Recording
+from twotowers import files
 
 
 @pytest.fixture(autouse=True)
@@ -97,22 +97,11 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(
         raise error
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
-    refused(
-        r"cannot write .*x\.nc.* make room",
-        store.save,
-        Recording(xr.Dataset()),
-        tmp_path / "x.nc",
-        {"measurement": "forms"},
-    )
+    write = partial(files.write, xr.Dataset(), tmp_path / "x.nc")
+    refused(r"cannot write .*x\.nc.* make room", write)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
-    refused(
-        "cannot write",
-        store.save,
-        Recording(xr.Dataset()),
-        tmp_path / "x.nc",
-        {"measurement": "forms"},
-    )
+    refused("cannot write", write)
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
@@ -166,7 +155,7 @@ def test_a_notebook_names_what_it_reads(path):
     )
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
     reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
-    reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()
+    reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
     about = notebook["metadata"].get("twotowers", {})
     assert set(about.get("measurements", [])) == reads
     assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))

@@ -8,7 +8,7 @@ import torch
 import transformers
 from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
-from twotowers import recorded
+from twotowers import files
 
 SIZES = {"one head": (1, 1, 1), "one layer": (1, 2, 2), "shared keys": (2, 4, 1)}
 """Name -> layers, heads, key-value heads"""
@@ -54,7 +54,7 @@ def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypat
     """A random design a model, all chapters each, which share what is measured; no recorded model
     hides what is missing."""
     model, chosen = model_of(size, tmp_path / "null"), design(random.Random(seed))
-    monkeypatch.setattr(recorded, "recorded_models", dict)
+    monkeypatch.setattr(files, "precomputed_models", dict)
     for chapter in CHAPTERS:
         rows = evidence_of(
             chapter,

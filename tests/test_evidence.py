@@ -47,7 +47,7 @@ def random_sets(of_pairs, draws=20, high=0):
     """`draws` sets with these means, `high` of them one higher, no two the same."""
     return xr.concat(
         [prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i) for i in range(draws)],
-        "draw",
+        "random_set",
     )
 
 
@@ -150,7 +150,7 @@ def names(values):
         (
             prompts(UP),
             {"control": prompts(UP)},
-            r"control over \(prompt\), wanted \(draw, prompt\)",
+            r"control over \(prompt\), wanted \(random_set, prompt\)",
         ),
         (
             prompts(UP),
@@ -172,8 +172,8 @@ def test_names_of_classes_alone_are_judged():
 
 SETS = {"by attention": [(0, 1)], "by writing": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
-NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="heads"))
-RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="heads")).assign_coords(
+NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="head_set"))
+RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="head_set")).assign_coords(
     control="random sets"
 )
 BY_ATTENTION = {"heads": "by attention", "control": "random sets"}
@@ -216,7 +216,12 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     )
     effect, control = select(claim(**BY_ATTENTION), values, None, model)
     row = compare(claim(control="random sets"), "m", effect, control=control)
-    assert (control.sizes["draw"], row.draws, row.share, row.verdict) == (1000, sets, 0, verdict)
+    assert (control.sizes["random_set"], row.draws, row.share, row.verdict) == (
+        1000,
+        sets,
+        0,
+        verdict,
+    )
     assert evidence.p_of_sets(row.share, row.draws) == 1 / (sets + 1)
 
 
@@ -233,14 +238,14 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
         effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10)
     )
     np.testing.assert_allclose(control[0], effect)  # each has its own partner in its turn
-    assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
+    assert control.dims == ("random_set", "prompt") and set(effect.coords) == {"pair", "labels"}
     assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
     effect, control = of_claim(BY_ATTENTION, NAMED, RANDOM)
-    assert effect.identical(NAMED.sel(heads="by attention")) and set(control.dims) == {
-        "draw",
+    assert effect.identical(NAMED.sel(head_set="by attention")) and set(control.dims) == {
+        "random_set",
         "prompt",
     }
     effect, control = of_claim(BY_ATTENTION | {"control": "none"}, NAMED)
@@ -283,14 +288,14 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         ),
         (
             BY_ATTENTION,
-            NAMED.sel(heads=["none"]),
+            NAMED.sel(head_set=["none"]),
             RANDOM,
             r"no 'by attention' among the heads \(none\) of values",
         ),
         (
             BY_ATTENTION,
             NAMED,
-            RANDOM.assign_coords(heads=["by writing"]),
+            RANDOM.assign_coords(head_set=["by writing"]),
             r"no 'by attention' among the heads \(by writing\)",
         ),
         (BY_ATTENTION | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
@@ -315,14 +320,14 @@ def test_means_over_sets_equal_a_loop():
     )
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
     result = over_sets(values, sets)
-    assert result.dims == ("draw", "kind", "prompt")
+    assert result.dims == ("random_set", "kind", "prompt")
     for draw, heads in enumerate(sets):
         np.testing.assert_allclose(
             result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0)
         )
     values[0, 0, 0, 1] = np.nan
     assert over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
-    assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["draw"] == 0
+    assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["random_set"] == 0
 
 
 def test_holms_p_values_by_hand():

@@ -18,9 +18,8 @@ from browser import (
     refuses,
     text,
 )
-from twotowers import choose, intervals, recording
+from twotowers import choose, files, intervals
 from twotowers.paths import data_folder
-from twotowers.recorded import open_recorded
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
 RECORDED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first
@@ -47,7 +46,7 @@ def address(script, tmp_path_factory):
 
 
 def recorded_data(name, suite="words", model=MODEL):
-    return recording.of_labels(open_recorded(model, suite, name), "arbitrary").data
+    return files.of_labels(files.open_precomputed(model, suite, name), "arbitrary")
 
 
 def test_numbers_of_heads_are_those_of_the_files(explored):

@@ -220,7 +220,7 @@ def test_ablations(pair, small_batches, float64):
     for i, e in enumerate(encoded[:5]):
         for name, of in (sets | {"none": []}).items():
             check_answer(
-                data.isel(prompt=i).sel(heads=name),
+                data.isel(prompt=i).sel(head_set=name),
                 e,
                 by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)),
             )
@@ -284,7 +284,7 @@ def test_exchanges(pair, small_batches, float64):
         run = by_hand.run(
             base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind]
         )
-        check_answer(got.sel(heads=name), base, run)
+        check_answer(got.sel(head_set=name), base, run)
         assert got["pair_kind"] == kind and got["query"] == base.prompt.query
 
 
@@ -301,7 +301,7 @@ def test_directions_and_both_towers_moved(pair, float64):
     query, key = (np.mean(x["a"], 0) - np.mean(x["b"], 0) for x in (queries, keys))
     np.testing.assert_allclose(directions["query"].values[0], query, **NEAR)
     np.testing.assert_allclose(directions["keys"].values[0], key, **NEAR)
-    data = tower_grid(model, encoded, {"two": (of, directions)}, (0.0, dose)).isel(heads=0)
+    data = tower_grid(model, encoded, {"two": (of, directions)}, (0.0, dose)).isel(head_set=0)
     for i, e in enumerate(encoded):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]
         at = list(e.label_positions)

@@ -164,8 +164,10 @@ def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
 
 def test_means_of_many_equal_the_mean_of_each():
     rng = np.random.default_rng(0)
-    values = xr.concat([prompts(rng.normal(size=6), "aabccc", "xyxyxy") for _ in range(3)], "draw")
-    np.testing.assert_allclose(means(values), [mean(draw).estimate for draw in values])
+    values = xr.concat(
+        [prompts(rng.normal(size=6), "aabccc", "xyxyxy") for _ in range(3)], "random_set"
+    )
+    np.testing.assert_allclose(means(values), [mean(of_set).estimate for of_set in values])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):
         slow = Reference(model, encoded[0].ids)
         x = slow.resid_final + 0.5 * 2 * sum(slow.position(layer, head, 5) for layer, head in heads)
         logits = model.hf.get_output_embeddings()(model.final_norm(x)).log_softmax(-1)
-        at = result.sel(remedy="remedy").isel(heads=i)
+        at = result.sel(remedy="remedy").isel(head_set=i)
         assert float(at["log_prob_true"][0]) == pytest.approx(
             float(logits[encoded[0].true_id]), abs=1e-9
         )
@@ -88,5 +88,5 @@ def test_the_recency_shortcut_is_that_of_hooks_layer_by_layer(model, share, monk
         expected = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)[e.true_id]
         for handle in handles:
             handle.remove()
-        at = result.sel(heads="some").isel(prompt=i)
+        at = result.sel(head_set="some").isel(prompt=i)
         assert float(at["log_prob_true"]) == pytest.approx(float(expected), abs=1e-9)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from towerlab.measure.chain import Run
-from twotowers import recorded, store
+from twotowers import files
+from twotowers.measurements import Backend
 from twotowers.settings import Settings
-from twotowers.store import Laboratory
 
 
 def other_model(folder: Path) -> Path:
@@ -41,10 +41,10 @@ def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(
     own = run(other_model(tmp_path / name), tmp_path / "out")
     assert (
         own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}"
-        and own.name not in recorded.recorded_models()
+        and own.name not in files.precomputed_models()
     )
-    assert Laboratory(own.settings).name == own.name
-    assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
+    assert Backend(own.settings).name == own.name
+    assert run(name, tmp_path / "out").name == Backend(Settings(model=name)).name == name
 
 
 def test_a_copy_of_a_shipped_model_is_that_model(tmp_path):
@@ -59,7 +59,7 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     for model in (a, b):
         run(model, out).measured("forms")
     fingerprints = {
-        p.parents[1].name: store.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")
+        p.parents[1].name: files.load(p).attrs["fingerprint"] for p in out.rglob("forms.nc")
     }
     assert (
         fingerprints == {of.name: of.fingerprint for of in (run(a, out), run(b, out))}
@@ -85,4 +85,4 @@ def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
     assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
     assert path("heads", device="cuda", device_map="auto") == path("heads")
     place = Settings(out=str(ROOT / "data/measurements"), blocks=200)
-    assert store.folder(place, "x") == ROOT / "data/measurements/x/words"
+    assert files.folder(place, "x") == ROOT / "data/measurements/x/words"

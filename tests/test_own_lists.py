@@ -10,7 +10,7 @@ from conftest import ROOT, refused
 from towerlab import building
 from towerlab.measure.chain import Run
 from towerlab.prompts import blocks, sentences
-from twotowers import pages, recorded, settings, store
+from twotowers import files, pages, settings
 from twotowers.paths import HOME
 from twotowers.settings import Form, Settings
 
@@ -53,7 +53,7 @@ def change(home, file, old, new, encoding="utf8"):
 
 def test_a_list_saved_in_another_way_is_the_same_list(home):
     change(home, "words/words.csv", "coffee,", "café,")
-    before = store.drawn_from("words")
+    before = files.text_digest("words")
     for old, new, encoding in (
         ("\n", "\r\n", "utf8"),
         ("\r\n", "\r", "utf8"),
@@ -61,18 +61,17 @@ def test_a_list_saved_in_another_way_is_the_same_list(home):
     ):
         path = home / "data/words/words.csv"
         path.write_bytes(path.read_bytes().decode("utf-8-sig").replace(old, new).encode(encoding))
-        assert store.drawn_from("words") == before
+        assert files.text_digest("words") == before
     change(home, "words/words.csv", "café", unicodedata.normalize("NFD", "café"))
-    assert store.drawn_from("words") == before and "café" in {row.word for row in blocks.words()}
+    assert files.text_digest("words") == before and "café" in {row.word for row in blocks.words()}
     change(home, "words/words.csv", "love,", "loves,")
-    assert store.drawn_from("words") != before
+    assert files.text_digest("words") != before
 
 
-def test_recorded_models_stay_while_what_they_were_drawn_from_is_there(home):
-    """One more label pair, class pair, class or stop word changes nothing of them; another word
-    does."""
+def test_precomputed_measurements_stay_and_new_ones_are_drawn_from_other_lists(home):
+    """One more label pair, class pair, class or stop word, or another word."""
     (home / "data/measurements").symlink_to(ROOT / "data/measurements")
-    before = store.identity("heads", Settings(), "m@0")
+    before = files.identity("heads", Settings(), "m@0")
     for file, more in (
         ("labels.csv", "blick,fnord,nonsense"),
         ("words.csv", "eins,zahl,0,0\nzwei,farbe,0,0"),
@@ -82,14 +81,12 @@ def test_recorded_models_stay_while_what_they_were_drawn_from_is_there(home):
         path = home / "data/words" / file
         path.write_text(f"{path.read_text('utf8')}{more}\n", "utf8")
         forget()
-        assert recorded.open_recorded("smollm2-135m", "words", "heads") is not None
+        assert files.open_precomputed("smollm2-135m", "words", "heads") is not None
         # What is measured now is drawn from more.
-        assert store.identity("heads", Settings(), "m@0") != before
-        before = store.identity("heads", Settings(), "m@0")
+        assert files.identity("heads", Settings(), "m@0") != before
+        before = files.identity("heads", Settings(), "m@0")
     change(home, "words/words.csv", "love,", "loves,")
-    words = "drawn from 'sentiment .*' of data/words/words.csv, which is gone"
-    refused(words, recorded.open_recorded, "smollm2-135m", "words", "heads")
-    assert "--blocks" not in recorded.command("smollm2-135m", "words", ["answers"])
+    assert files.identity("heads", Settings(), "m@0") != before
 
 
 def test_a_word_of_two_classes_is_drawn_for_neither(home):

@@ -36,7 +36,7 @@ def test_numbers_equal_those_of_the_measurements(model):
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
             assert np.log(table.loc[label, when]) == pytest.approx(
-                float(answers[name].sel(heads=which)), abs=1e-9
+                float(answers[name].sel(head_set=which)), abs=1e-9
             )
     weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ZEROED], 0)
     # kept in float32

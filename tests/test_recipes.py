@@ -1,7 +1,6 @@
 """Recipes: the factorial design, directions of other labels, what more judging blocks leave as it
 is, and what each reads."""
 
-import re
 from functools import cached_property
 
 import numpy as np
@@ -12,16 +11,15 @@ from towerlab.measure import heads as heads_module
 from towerlab.measure import tower_grid
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.cost import cost
 from towerlab.measure.observations import observations
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import OTHER_HALVES, other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
-from twotowers import choose, schema
+from twotowers import choose, files
+from twotowers.catalogue import catalogue, faults, row_of, versions
 from twotowers.heads import Head
 from twotowers.settings import Form, Settings
-from twotowers.store import about, catalogue, kept, load, versions
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
@@ -142,7 +140,7 @@ def small(tmp_path_factory):
         of_two_pairs.__dict__.update(pairs=class_pairs()[:2], model=model)
         return of_two_pairs
 
-    for need in {need for name in catalogue() for need in about(name).needs}:
+    for need in {need for name in catalogue() for need in row_of(name).needs}:
         run(Run).measured(need)
     return run
 
@@ -157,30 +155,32 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
     run = small(NotingRun)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
     parts = run.made(name)
-    schema.check(name, kept(name, parts))
-    assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
+    files.save(name, parts, run.path(name).with_name("saved"), {})
+    assert not [*faults(files.load(run.path(name).with_name("saved")))]
+    assert set(row_of(name).needs) <= run.names <= set(versions(name)) - {name}
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
         return  # made in one go
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
-    for one, other in zip(parts, run.made(name), strict=True):
-        assert (one is None) == (other is None)
-        for array in {} if one is None else map(str, one.variables):
-            a, b = one[array].values, other[array].values
-            if a.dtype.kind == "f":  # a part was rounded for its file
-                np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4, err_msg=array)
-            elif array.endswith("rank"):
-                np.testing.assert_allclose(a, b, rtol=0, atol=1, err_msg=array)  # of near ties
-            else:
-                assert (a != b).sum() <= TIES * a.size, array
+    other = run.made(name)
+    for array in map(str, parts.variables):
+        a, b = parts[array].values, other[array].values
+        if a.dtype.kind == "f":  # a part was rounded for its file
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4, err_msg=array)
+        elif array.endswith("rank"):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1, err_msg=array)  # of near ties
+        else:
+            assert (a != b).sum() <= TIES * a.size, array
 
 
 def test_named_and_random_sets_are_kept_apart(small):
-    data, control = small(Run).made("ablations")
-    assert data["heads"].values.tolist() == ["none", "paper's twelve"]
-    assert control["heads"].values.tolist() == ["paper's twelve"] and control.sizes["draw"] == 20
-    twelve = data.sel(heads="paper's twelve")["log_prob_true"]
-    assert not (control.sel(heads="paper's twelve")["log_prob_true"] == twelve).all("prompt").any()
+    data = small(Run).made("ablations")
+    named, random = files.named_sets(data), files.random_sets(data)
+    assert named["head_set"].values.tolist() == ["none", "paper's twelve"]
+    assert random["head_set"].values.tolist() == ["paper's twelve"]
+    twelve = named.sel(head_set="paper's twelve")["log_prob_true"]
+    assert random.sizes["random_set"] == 20
+    assert not (random["log_prob_true"].isel(head_set=0) == twelve).all("prompt").any()
 
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
@@ -191,29 +191,17 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         """The number of the first head of every set."""
         numbers = [[100 * heads[0].layer + heads[0].head] * len(encoded) for heads in sets.values()]
         return observations(
-            "heads", encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets)
+            "heads", encoded, {"number": (("head_set", "prompt"), numbers)}, head_set=list(sets)
         )
 
     turns = other_halves(run, "located", encoded)
-    both = run.make(
-        "heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)
-    ).data
-    assert not both["number"].sel(heads="located").any()
+    both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns))
+    assert not both["number"].sel(head_set="located").any()
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
-        assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {
+        assert set(judges["number"].sel(head_set=f"located, {OTHER_HALVES}").values) == {
             100 * layer + head
         }
-
-
-def test_a_long_run_says_beforehand_what_it_costs(small):
-    line = (
-        r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: "
-        r"\d+ min, 1\.\d GB of memory"
-    )
-    # what they need is there
-    assert re.fullmatch(line, cost(small(Run, blocks=100_000), ["heads", "answers"]))
-    assert cost(small(Run), ["heads"]) == ""
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
@@ -239,7 +227,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         broken.measured("heads")
     assert not broken.path("heads").is_file() and blocks == [0, 1]
-    before = sum(load(part).data.attrs["seconds"] for part in broken._parts("heads"))
+    before = sum(files.read(part).attrs["seconds"] for part in broken._parts("heads"))
     stop_after = None
     xr.testing.assert_identical(
         *(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight))

@@ -11,8 +11,7 @@ from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import chain
 from towerlab.measure.observations import answers_of
 from towerlab.model import loading
-from twotowers import store
-from twotowers.recording import Recording
+from twotowers import files
 from twotowers.settings import Settings
 
 
@@ -100,12 +99,12 @@ CHANGED = (
 def test_what_decides_numbers_is_in_the_identity_and_a_recorded_file_stands_for_no_other(given):
     name, _, value = given.partition("=")
     plain, other = Settings(), Settings.of({name: value})
-    of_words, of_sets = (store.identity(name, plain, "m@0") for name in ("heads", "paper"))
-    recorded = Recording(xr.Dataset(attrs={"identity": of_words}), None)
-    assert (store.identity("heads", other, "m@0") != of_words) == (
+    of_words, of_sets = (files.identity(name, plain, "m@0") for name in ("heads", "paper"))
+    heads = xr.Dataset(attrs={"identity": of_words, "measurement": "heads"})
+    assert (files.identity("heads", other, "m@0") != of_words) == (
         name not in {"prompts", "device"}
     )
-    assert (store.identity("paper", other, "m@0") != of_sets) == (
+    assert (files.identity("paper", other, "m@0") != of_sets) == (
         name in {"prompts", "seed", "dtype"}
     )
-    assert store.serves(recorded, other) == (name in {*store.NUMBERS, "device"})
+    assert files.matches_settings(heads, other) == (name in {*files.NUMBERS, "device"})

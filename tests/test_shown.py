@@ -9,14 +9,14 @@ import pytest
 import yaml
 from conftest import ROOT
 from towerlab.building import listed
-from twotowers import figures, pages, recorded, tables
+from twotowers import figures, files, pages, tables
 from twotowers.tables import shown_name
 
 FIVE = list(tables.shown_names())
 
 
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
-    assert {*recorded.recorded_models(), "mini-gpt2"} <= {*FIVE} and len(
+    assert {*files.precomputed_models(), "mini-gpt2"} <= {*FIVE} and len(
         {*tables.shown_names().values()}
     ) == len(FIVE)
     assert (
@@ -47,12 +47,6 @@ def test_models_are_rows_where_a_table_would_be_too_wide(models):
     assert data.shape == ((1, 3) if models == 3 else (5, 1)) and "SmolLM2-135M" in (
         data.columns if models == 3 else data.index
     )
-
-
-def test_what_a_model_lacks_is_one_command():
-    assert recorded.command("b", "words", ["looks", "case"]) == "twotowers record b looks case"
-    like_others = "twotowers record smollm2-135m looks case --blocks 200 --prompts 200"
-    assert recorded.command("smollm2-135m", "words", ["looks", "case"]) == like_others
 
 
 def test_contents_name_every_page_and_titles_fit_the_sidebar():

@@ -149,7 +149,7 @@ def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
     data = (
         tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS)
         .sel(key_coefficient=0)
-        .isel(heads=0, prompt=0)
+        .isel(head_set=0, prompt=0)
     )
     state = {
         "demonstrations": [[d.text, d.label] for d in prompt.demonstrations],

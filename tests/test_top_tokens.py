@@ -11,9 +11,8 @@ from towerlab.model import query_key, unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
+from twotowers.files import load, save
 from twotowers.heads import Head
-from twotowers.recording import Recording
-from twotowers.store import kept, load, save
 
 LEXICON = Lexicon(
     tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY))
@@ -57,8 +56,8 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
                     assert at["token"].values.tolist() == [
                         f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]
                     ]
-    save(kept("top_tokens", Recording(result)), tmp_path / "top.nc", {"measurement": "top_tokens"})
-    assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
+    save("top_tokens", result, tmp_path / "top.nc", {})
+    assert (load(tmp_path / "top.nc")["token"] == result["token"]).all()
 
 
 def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):

@@ -21,7 +21,7 @@ def test_each_set_has_its_own_heads_and_directions(float64):
     for name, of in (("a", ([(0, 1)], first)), ("b", ([(1, 0)], second))):
         alone = tower_grid(model, encoded, {name: of}, (0.0, 1.0))["logit_difference"]
         np.testing.assert_allclose(
-            both["logit_difference"].sel(heads=[name]), alone, rtol=0, atol=1e-12
+            both["logit_difference"].sel(head_set=[name]), alone, rtol=0, atol=1e-12
         )
 
 

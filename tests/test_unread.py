@@ -4,7 +4,7 @@ from every file."""
 import re
 
 from conftest import ROOT
-from twotowers.schema import variables
+from twotowers.catalogue import variables
 
 READERS = [
     path

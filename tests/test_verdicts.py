@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from conftest import refused
 from towerlab.measure.chain import Run
-from twotowers import book, claims, recorded, store
+from twotowers import book, claims, files
+from twotowers.measurements import Backend
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -55,9 +56,9 @@ def test_chapters_are_those_that_judge_with_what_they_read():
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    towers = recorded.open_recorded("smollm2-135m", "words", "towers")
-    again = towers._replace(data=towers.data.assign_attrs(seconds=0.5))
-    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: again)
+    towers = files.open_precomputed("smollm2-135m", "words", "towers")
+    again = towers.assign_attrs(seconds=0.5)
+    monkeypatch.setattr(Backend, "measured", lambda self, name: again)
     for settings, anew in (
         ({}, False),
         ({"blocks": 20, "locate": 4}, False),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from twotowers import store
+from twotowers import catalogue, files
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
@@ -64,7 +64,7 @@ def sources(lib: Path) -> dict[str, str]:
     out = {}
     imports_of = cache(partial(imports, lib))
     code_of = cache(lambda module: code(path_of(lib, module)))
-    for name, row in store.catalogue().items():
+    for name, row in catalogue.catalogue().items():
         modules = [f"towerlab.measure.{row.module}"]
         for module in modules:
             modules += sorted(imports_of(module) - {*modules, *LEFT_OUT})
@@ -81,17 +81,17 @@ def test_whoever_changes_what_measures_says_whether_numbers_change(request):
     if request.config.getoption("--pin"):
         rows = [
             row.model_dump() | {"sources": sources(ROOT / "lib")[name]}
-            for name, row in store.catalogue().items()
+            for name, row in catalogue.catalogue().items()
         ]
         with (ROOT / "data/versions.csv").open("w", newline="") as file:
-            table = csv.DictWriter(file, list(store.Version.model_fields), lineterminator="\n")
+            table = csv.DictWriter(file, list(catalogue.Version.model_fields), lineterminator="\n")
             table.writeheader()
             table.writerows(
                 row | {"needs": " ".join(row["needs"]), "passes": f"{row['passes']:g}"}
                 for row in rows
             )
-        store.catalogue.cache_clear()
-    assert {name: row.sources for name, row in store.catalogue().items()} == sources(
+        catalogue.catalogue.cache_clear()
+    assert {name: row.sources for name, row in catalogue.catalogue().items()} == sources(
         ROOT / "lib"
     ), __doc__
 
@@ -105,17 +105,17 @@ def lib(tmp_path, monkeypatch):
     for name in ("versions.csv", "published.csv"):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     monkeypatch.setenv(HOME, str(tmp_path))
-    store.catalogue.cache_clear()
+    catalogue.catalogue.cache_clear()
     yield tmp_path / "lib"
     monkeypatch.undo()
-    store.catalogue.cache_clear()
+    catalogue.catalogue.cache_clear()
 
 
 def change(path, old, new):
     text = path.read_text("utf8")
     assert old in text
     path.write_text(text.replace(old, new), "utf8")
-    store.catalogue.cache_clear()
+    catalogue.catalogue.cache_clear()
 
 
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
@@ -138,12 +138,12 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
     change(lib / "towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
     assert changed(before, lib) == {"looks"}  # which import it
     change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
-    assert changed(before, lib) == set(store.catalogue())
+    assert changed(before, lib) == set(catalogue.catalogue())
 
 
 def test_identity_is_model_settings_texts_and_versions(lib):
     def identity(**fields):
-        return store.identity(
+        return files.identity(
             "heads", Settings.of({"model": "x"} | fields), fields.get("model", "x")
         )
 

@@ -44,7 +44,7 @@ def text(line: str) -> str:
 
 def setup(app) -> dict:
     def process(app, what, name, obj, options, lines):
-        more = obj.listing() if name == "twotowers.schema" else []
+        more = obj.listing() if name == "twotowers.catalogue" else []
         lines[:] = [*plain([*lines, *more]), ""]
 
     app.connect("autodoc-process-docstring", process)

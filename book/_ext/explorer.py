@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
-from twotowers import choose, intervals, recorded, recording, store
+from twotowers import catalogue, choose, files, intervals
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.tables import shown_name
@@ -52,19 +52,19 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
     def read(name: str) -> xr.Dataset | None:
         path = folder / model / suite / f"{name}.nc"
-        of = recorded.open_recorded(model, suite, name)
-        if of is None and path.is_file():
+        data = files.open_precomputed(model, suite, name)
+        if data is None and path.is_file():
             try:
-                of = store.load(path)
+                data = files.load(path)
             except TwoTowersError:  # of an older form
                 return None
-            origin = json.loads(of.data.attrs["identity"])
-            texts = store.digits(store.drawn_from(suite))
-            if (origin["texts"], origin["versions"]) != (texts, store.versions(name)):
+            made_with = json.loads(data.attrs["identity"])
+            now = files.text_digest(suite), catalogue.versions(name)
+            if (made_with["texts"], made_with["versions"]) != now:
                 return None
-        if of is None or store.NOT_TESTABLE in of.data.attrs:
+        if data is None or catalogue.NOT_TESTABLE in data.attrs:
             return None
-        return recording.of_labels(of, "arbitrary").data
+        return files.of_labels(data, "arbitrary")
 
     return read
 
@@ -270,7 +270,7 @@ def script(folder: Path) -> str:
     models = []
     for model in dict.fromkeys(
         [
-            *recorded.recorded_models(),
+            *files.precomputed_models(),
             *(path.name for path in sorted(folder.glob("*")) if path.is_dir()),
         ]
     ):
@@ -281,7 +281,7 @@ def script(folder: Path) -> str:
             about = next(iter(suites.values()))["model"]
             models.append({"name": model, "shown": shown_name(model), **about, "suites": suites})
     models.sort(
-        key=lambda model: (model["name"] not in recorded.recorded_models(), model["parameters"])
+        key=lambda model: (model["name"] not in files.precomputed_models(), model["parameters"])
     )
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {

@@ -80,13 +80,13 @@ def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) 
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
     """`measure` and `record`."""
-    from twotowers import store
+    from twotowers import catalogue
     from twotowers.paths import data_folder
 
     values = {
         name: value for name, value in vars(arguments).items() if name in Settings.model_fields
     }
-    names = arguments.names or list(store.catalogue())
+    names = arguments.names or list(catalogue.catalogue())
     models = str(values.get("model", "")).split(",")
     listing = arguments.do == "measure" and arguments.list
     if len(models) > 1 and not listing and not Path(values["model"]).exists():
@@ -95,31 +95,25 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         values["out"] = str(data_folder() / "measurements")
     settings = Settings.of(values)
     for name in names:
-        store.about(name)  # raises for a name of none
+        catalogue.row_of(name)  # raises for a name of none
     from towerlab.measure.chain import AGAIN, Run, recipe
 
     run = Run(settings, command)
     if listing:
         for name in names:
             what = " ".join((recipe(name).__doc__ or "").partition("\n\n")[0].split())
-            needs = (
-                f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
-            )
+            needs = f" Needs {', '.join(needs)}." if (needs := catalogue.row_of(name).needs) else ""
             print(f"{name}: {what}{needs} About {run.passes(name):,.0f} passes.")
         return 0
-    from towerlab.measure.cost import cost
     from towerlab.model import loading
-    from towerlab.progress import say
 
     loading.check(settings.model, settings.device)
-    if line := cost(run, names):
-        say(line)
     for name in names:
         attributes = run.measured(name).attrs
         # Nothing was measured: such a file is not for the book.
         if arguments.do == "record" and AGAIN in attributes:
             run.path(name).unlink()
-            raise TwoTowersError(f"{name} is not recorded: {attributes[store.NOT_TESTABLE]}")
+            raise TwoTowersError(f"{name} is not recorded: {attributes[catalogue.NOT_TESTABLE]}")
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
     return 0
 

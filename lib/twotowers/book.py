@@ -35,20 +35,17 @@ from twotowers import (
     exhibits,
     explore,
     figures,
+    files,
     intervals,
     pages,
-    recorded,
     selection,
-    store,
 )
 from twotowers.claims import Claim
-from twotowers.disk import written
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
 from twotowers.heads import Head, Heads
 from twotowers.measurements import Measurements
 from twotowers.settings import Form, Settings
-from twotowers.tables import shown_name
 
 DRAWS = 1000
 
@@ -127,7 +124,7 @@ class Chapter(Measurements):
         super().__init__(settings)
         self.rows: list[EvidenceRow] = []
         self.exhibits: dict[str, list[dict]] = {}
-        if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
+        if settings.blocks < pages.QUICK and self.model not in files.precomputed_models():
             pages.quick_look(self.model, settings.blocks)
 
     @cached_property
@@ -163,7 +160,7 @@ class Chapter(Measurements):
             values: model -> values of every prompt, over the dimensions that the line wants
                 (`selection.select`).
             whole: model -> (prompt,), what they are a share of.
-            control: model -> the same values of random sets, with a dimension `draw` more.
+            control: model -> the same values of random sets, with a dimension `random_set` more.
             gate: a model that does not learn the task is "not testable"; False for the claim that
                 it learns.
             untestable: model -> why the claim has no meaning there; a model in it needs no values.
@@ -194,19 +191,9 @@ class Chapter(Measurements):
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        missing = {
-            m: commands
-            for m, commands in self.lacking().items()
-            if m not in values and m not in why
-        }
         shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
-        display(
-            HTML(
-                pages.sentence(
-                    line, table, missing, shared if line.control == "random sets" else ()
-                )
-            )
-        )
+        elsewhere = shared if line.control == "random sets" else ()
+        display(HTML(pages.sentence(line, table, elsewhere)))
         with_effect = table.dropna(subset="effect")
         # Without a control or a threshold a chart would repeat the sentence.
         if with_effect["draws"].any() or (line.null and len(with_effect)):
@@ -217,8 +204,7 @@ class Chapter(Measurements):
     def _learned(self, model: str, gate: bool) -> Model:
         """A model that learns the task, or any where there is no gate. Raises NotTestable."""
         if model not in self.models:
-            command = recorded.command(model, self.settings.suite, ["heads"])
-            raise NotTestable(f"what it learns is not recorded; {command} does it")
+            raise NotTestable("its answers are not measured, so whether it learns is unknown")
         of = self.models[model]
         if gate and not of.learned.low > pages.CHANCE:
             raise NotTestable(pages.not_learned(of.learned))
@@ -234,12 +220,12 @@ class Chapter(Measurements):
     ) -> EvidenceRow:
         effect, control = selection.select(claim, values, random, model)
         if control is not None and random is not None and claim.heads in model.sets:
-            draws = random.sizes["draw"]  # files hold those that this rule draws
+            draws = random.sizes["random_set"]  # files hold those that this rule draws
             sets = model.drawn(
                 model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws
             )
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
-            control = control.assign_coords(sets=("draw", names))
+            control = control.assign_coords(sets=("random_set", names))
         choice = intervals.mean(model.heads["logit_difference"]).estimate
         return evidence.compare(
             claim,
@@ -274,8 +260,7 @@ class Chapter(Measurements):
         """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
         Once "heads" was opened the caption also names, with their accuracy, models in no verdict
-        since they do not learn the task or too few blocks tell; and, with the command that makes
-        it, what recorded models lack.
+        since they do not learn the task or too few blocks tell.
         """
         data = getattr(shown, "data", None)
         drawn = data if isinstance(data, pd.DataFrame) else None
@@ -289,14 +274,6 @@ class Chapter(Measurements):
                 if not of.low > pages.CHANCE
             ]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        there = () if drawn is None or "model" not in drawn else drawn["model"]
-        lacking = [
-            command
-            for model, command in self.lacking().items()
-            if not any(str(name).startswith((model, shown_name(model))) for name in there)
-        ]
-        if lacking:
-            caption += f" Not recorded, so not everywhere; this makes it: {'; '.join(lacking)}."
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
@@ -332,7 +309,7 @@ class Chapter(Measurements):
         """Write the rows of evidence, beside the measurements or where a build wants them."""
         folder = Path(
             os.environ.get("TWOTOWERS_EVIDENCE")
-            or store.folder(self.settings, self.model) / "evidence"
+            or files.folder(self.settings, self.model) / "evidence"
         )
         every = [row for of_models in self.exhibits.values() for row in of_models]
         for place, rows in ((folder, self.rows), (folder / "exhibits", every)):
@@ -340,7 +317,7 @@ class Chapter(Measurements):
                 continue
             table = pd.DataFrame(rows)
             try:
-                with written(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
+                with files.atomic_write(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
                     table.to_csv(scratch, index=False)
             except TwoTowersError as error:
                 if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it

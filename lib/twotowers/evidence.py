@@ -164,8 +164,8 @@ def compare(
         model: its name.
         values: (prompt,).
         whole: (prompt,), what they are a share of.
-        control: (draw, prompt), the same values of random sets, with a coordinate `sets` where
-            their names are known.
+        control: (random_set, prompt), the same values of random sets, with a coordinate `sets`
+            where their names are known.
         choice: the model's own logit difference (nats).
         form: of its prompts, in words.
 
@@ -211,12 +211,12 @@ def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
 def _control(
     effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray
 ) -> Control:
-    control = control.isel(draw=distinct(control))
-    usual = control.mean("draw", skipna=False)
+    control = control.isel(random_set=distinct(control))
+    usual = control.mean("random_set", skipna=False)
     of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
     share = float((of_draws >= effect.estimate).mean())
     return Control(
-        _effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"]
+        _effect(usual, whole), _effect(values - usual, whole), share, control.sizes["random_set"]
     )
 
 
@@ -224,10 +224,11 @@ def distinct(control: xr.DataArray) -> list[int]:
     """The draws that are different sets, each where it comes first.
 
     Args:
-        control: (draw, prompt). Sets differ by their names, where the coordinate `sets` has them,
-            else by their numbers, which are equal for equal sets.
+        control: (random_set, prompt). Sets differ by their names, where the coordinate `sets` has
+            them, else by their numbers, which are equal for equal sets.
     """
-    rows = control["sets"] if "sets" in control.coords else control.transpose("draw", "prompt")
+    by_numbers = control.transpose("random_set", "prompt")
+    rows = control["sets"] if "sets" in control.coords else by_numbers
     return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
@@ -245,7 +246,7 @@ def check_prompts(
     Args:
         values: (prompt,).
         whole: (prompt,).
-        control: (draw, prompt).
+        control: (random_set, prompt).
 
     Raises:
         TwoTowersError: where this is not so.
@@ -253,7 +254,7 @@ def check_prompts(
     for name, part in {"values": values, "whole": whole, "control": control}.items():
         if part is None:
             continue
-        dims = ("draw", "prompt") if name == "control" else ("prompt",)
+        dims = ("random_set", "prompt") if name == "control" else ("prompt",)
         if {*part.dims} != {*dims}:
             remedy = "take means over the others first, or name the set of heads in data/claims.csv"
             there = ", ".join(map(str, part.dims))
@@ -287,16 +288,16 @@ def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
         sets: as many heads in each.
 
     Returns:
-        (draw, ..., prompt).
+        (random_set, ..., prompt).
     """
     at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
         len(sets), -1 if sets else 0, 2
     )
-    layer, head = (xr.DataArray(at[..., axis], dims=("draw", "of")) for axis in (0, 1))
+    layer, head = (xr.DataArray(at[..., axis], dims=("random_set", "of")) for axis in (0, 1))
     return (
         values.isel(layer=layer, head=head)
         .mean("of", skipna=False)
-        .transpose("draw", ..., "prompt")
+        .transpose("random_set", ..., "prompt")
     )
 
 

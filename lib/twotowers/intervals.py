@@ -268,13 +268,13 @@ def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarra
     """The estimate of each of many variables.
 
     Args:
-        values: (draw, prompt).
+        values: (random_set, prompt).
         clusters: coordinates; the first one weighs the prompts.
 
     Returns:
-        (draw,).
+        (random_set,).
 
     Raises:
         TwoTowersError: as `Sample`.
     """
-    return Sample(values.transpose("draw", "prompt").values, values, clusters).means
+    return Sample(values.transpose("random_set", "prompt").values, values, clusters).means

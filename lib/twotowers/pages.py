@@ -74,15 +74,12 @@ def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
     )
 
 
-def sentence(
-    claim: Claim, table: pd.DataFrame, missing: Mapping[str, str], elsewhere: Collection[str] = ()
-) -> str:
+def sentence(claim: Claim, table: pd.DataFrame, elsewhere: Collection[str] = ()) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model.
 
     Args:
         claim: a line of data/claims.csv.
         table: its rows of evidence.
-        missing: model -> the commands that would record what it lacks.
         elsewhere: models whose random sets are of other layers.
 
     Returns:
@@ -111,9 +108,6 @@ def sentence(
             basis = f"{each}, {pairs}, {escape(row['form'])}"
             rests_on.setdefault(basis, []).append(escape(row["model"]))
         items += f"<li>{escape(row['model'])}: {text}</li>"
-    for model, commands in missing.items():
-        code = f"<code>{escape(commands)}</code>"
-        items += f"<li>{escape(shown_name(model))}: not recorded; {code} makes it</li>"
     every = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
     folded = f"<details><summary>Prompts</summary>{every}</details>" if every else ""
     says = f"<p>{escape(claim.statement)}</p>"

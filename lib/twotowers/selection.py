@@ -1,6 +1,6 @@
 """What a claim is judged by: its values and its control, out of what a chapter gives.
 
-    effect, control = select(claim, values, control, model)     # (prompt,) and (draw, prompt)
+    effect, control = select(claim, values, control, model)     # (prompt,) and (random_set, prompt)
 
 Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than
 those that judge, in turn.
@@ -25,9 +25,10 @@ def select(
 ) -> tuple[xr.DataArray, xr.DataArray | None]:
     """What a claim is judged by, out of the values and the control that a chapter gives.
 
-    A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants
-    (heads, prompt), measured for named sets, and (heads, draw, prompt); or (prompt, layer, head),
-    measured for single heads: then it is cross-fit, and random sets are drawn.
+    A claim without heads wants values (prompt,) and a control (random_set, prompt). One about a set
+    wants (head_set, prompt), measured for named sets, and (head_set, random_set, prompt); or
+    (prompt, layer, head), measured for single heads: then it is cross-fit, and random sets are
+    drawn.
 
     Args:
         claim: a line of data/claims.csv.
@@ -36,7 +37,7 @@ def select(
         model: whose sets of heads are meant.
 
     Returns:
-        Values (prompt,) and control (draw, prompt), or None where there is none.
+        Values (prompt,) and control (random_set, prompt), or None where there is none.
 
     Raises:
         NotTestable: where the rule names no heads in this model.
@@ -68,9 +69,9 @@ def _of_set(claim: Claim, values: xr.DataArray, model: Model) -> xr.DataArray:
     """The entry of the set that a claim is about; all that is given where it is about none."""
     if not claim.heads:
         return values
-    there = values["heads"].values.tolist() if "heads" in values.dims else []
+    there = values["head_set"].values.tolist() if "head_set" in values.dims else []
     if claim.heads in there:
-        return values.sel(heads=claim.heads)
+        return values.sel(head_set=claim.heads)
     if not model.sets.get(claim.heads):
         raise NotTestable(f"the rule names no {claim.heads}")
     raise TwoTowersError(
@@ -90,7 +91,7 @@ def _cross_fit(
     ):
         if claim.heads not in sets:
             raise TwoTowersError(
-                f"chapters do not choose '{claim.heads}': give values over (heads, prompt)"
+                f"chapters do not choose '{claim.heads}': give values over (head_set, prompt)"
             )
         if not sets[claim.heads]:
             raise NotTestable(f"the rule names no {claim.heads}")
@@ -105,4 +106,5 @@ def _cross_fit(
         each = [sorted(other[head] for head in heads) for other in in_place_of]
         parts.append(over_sets(judges, each))
     every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
-    return every.isel(draw=0, drop=True), every.isel(draw=slice(1, None)) if draws else None
+    random = every.isel(random_set=slice(1, None)) if draws else None
+    return every.isel(random_set=0, drop=True), random

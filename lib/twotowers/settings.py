@@ -180,13 +180,3 @@ class Settings(BaseModel):
             )
         except ValidationError as error:
             raise TwoTowersError(first_fault(error)) from None
-
-    def deciding(self) -> dict[str, Any]:
-        """The settings that decide numbers: all but the model's name, and where things run and
-        lie."""
-        return self.model_dump(exclude={"model", "device", "device_map", "out"})
-
-    def changed(self) -> dict[str, Any]:
-        """Those of them that are not the default ones; the suite is a place of its own."""
-        default = Settings(model=self.model, suite=self.suite).deciding()
-        return {name: value for name, value in self.deciding().items() if value != default[name]}

@@ -12,8 +12,8 @@ al. 2023; in halves of the layers, for label words: Wang et al. 2023.
     >>> from twotowers.settings import Settings
     >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
     >>> data = ablations(run.model, run.few(), {"two": [(0, 1), (1, 0)]})
-    >>> data["heads"].values.tolist(), data["logit_difference"].dims
-    (['none', 'two'], ('heads', 'prompt'))
+    >>> data["head_set"].values.tolist(), data["logit_difference"].dims
+    (['none', 'two'], ('head_set', 'prompt'))
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
         sets: name -> heads.
 
     Returns:
-        `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (heads,
-            prompt): `heads` are the names of `sets` after "none", the plain run.
+        `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (head_set,
+            prompt): `head_set` are the names of `sets` after "none", the plain run.
     """
     return observations(
         "ablations",
         encoded,
         ablated(model, encoded, list(sets.values()), "all"),
-        heads=[NONE, *sets],
+        head_set=[NONE, *sets],
     )
 
 

@@ -53,7 +53,7 @@ def _demonstrations(run: Run) -> xr.Dataset:
     if not more:
         return forms
     return joined(
-        [forms, run.make("demonstrations", Recipe(with_form, more)).data[["logit_difference"]]]
+        [forms, run.make("demonstrations", Recipe(with_form, more))[["logit_difference"]]]
     )
 
 

@@ -14,7 +14,6 @@ what was made otherwise is made again. No torch until something is measured.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import platform
 import time
@@ -27,16 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
-from twotowers import choose, schema, store
-from twotowers.disk import check_writable
+from twotowers import catalogue, choose, files
+from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
-from twotowers.recording import Recording, each_part, with_shared
 from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
-from twotowers.store import NOT_TESTABLE
 
-from towerlab.measure.recipe import Recipe, load_made, make
+from towerlab.measure.recipe import Recipe, load_made, make, read_part
 from towerlab.model import loading
 from towerlab.progress import say
 from towerlab.prompts import sentences
@@ -59,11 +56,11 @@ QUICK_PROMPTS = 20
 """Prompts of each of the paper's sets for a first look at a model of one's own"""
 
 
-def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset | Recording]:
+def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset]:
     """What makes a measurement: the function that data/versions.csv names. The first paragraph of
     its docstring says what it measures."""
     return getattr(
-        importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}"
+        importlib.import_module(f"towerlab.measure.{catalogue.row_of(name).module}"), f"_{name}"
     )
 
 
@@ -86,9 +83,11 @@ class Run:
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
             fingerprints |= {
-                str(of.data.attrs.get("fingerprint")) for path in first if (of := load_made(path))
+                str(of.attrs.get("fingerprint"))
+                for path in first
+                if (of := load_made(path)) is not None
             }
-        digits = self.fingerprint.partition("@")[2][: store.DIGITS_OF_NAMES]
+        digits = self.fingerprint.partition("@")[2][: files.DIGITS_OF_NAMES]
         return name if fingerprints <= {self.fingerprint} else f"{name}--{digits}"
 
     @cached_property
@@ -104,7 +103,7 @@ class Run:
         return loading.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
-        return store.folder(self.settings, self.name, name) / f"{name}.nc"
+        return files.folder(self.settings, self.name, name) / f"{name}.nc"
 
     def there(self, name: str) -> bool:
         """Whether its file is of this setting."""
@@ -115,51 +114,44 @@ class Run:
 
         Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
         """
-        return self.recording(name).data
-
-    def recording(self, name: str) -> Recording:
-        """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
         before = load_made(path, identity)
-        if before and AGAIN not in before.data.attrs:
+        if before is not None and AGAIN not in before.attrs:
             self._remove_parts(name)
             return before
-        check_writable(path)
-        needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
+        files.check_writable(path)
+        # What it needs is made before the clock starts.
+        needs = [self.measured(need) for need in catalogue.row_of(name).needs]
         # These were made before an interruption.
-        parts = filter(None, (load_made(part, identity) for part in self._parts(name)))
-        start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
+        parts = [read_part(part, identity) for part in self._parts(name)]
+        start = time.monotonic() - sum(part.attrs["seconds"] for part in parts if part is not None)
         try:
             for lacking in (need.attrs for need in needs if NOT_TESTABLE in need.attrs):
                 raise (Unavailable if AGAIN in lacking else NotTestable)(lacking[NOT_TESTABLE])
-            recording = self.made(name)
+            data = self.made(name)
         except NotTestable as error:
             again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
-            recording = Recording(xr.Dataset(attrs={NOT_TESTABLE: str(error), **again}))
+            data = xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
-            recording = each_part(
-                recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore")
-            )
-        store.save(store.kept(name, recording), path, self._provenance(name, identity, seconds))
+            data = data.drop_vars(files.OPTIONAL, errors="ignore")
+        files.save(name, data, path, self._provenance(name, identity, seconds))
         self._remove_parts(name)
-        why = recording.data.attrs.get(NOT_TESTABLE)
+        why = data.attrs.get(NOT_TESTABLE)
         say(
             f"{self.name}: {name} "
             + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s")
         )
-        return store.load(path)
+        return files.load(path)
 
-    def make(self, name: str, recipe: Recipe) -> Recording:
+    def make(self, name: str, recipe: Recipe) -> xr.Dataset:
         """What a recipe of this measurement, or of a stage of it, makes."""
         return make(self, name, recipe)
 
-    def made(self, name: str) -> Recording:
+    def made(self, name: str) -> xr.Dataset:
         """The measurement, made anew."""
         result = recipe(name)(self)
-        recording = self.make(name, result) if isinstance(result, Recipe) else result
-        data, control = recording if isinstance(recording, Recording) else (recording, None)
-        return Recording(data, None if control is None else with_shared(control, data))
+        return self.make(name, result) if isinstance(result, Recipe) else result
 
     def n_parts(self, name: str) -> int:
         """Parts of about a minute each. More parts cost more where a model is large: see
@@ -174,7 +166,7 @@ class Run:
         """Some prompts of these measurements: a block as long as it may be chosen to be, or the
         paper's sentences, longest first."""
         if self.settings.suite != "words" and all(
-            store.about(name).on == "prompts" for name in names
+            catalogue.row_of(name).on == "prompts" for name in names
         ):
             sets = sentence_sets(self.settings.suite).items()
             prompts = [p for name, texts in sets for p in paper_prompts(name, 2, texts=texts)]
@@ -190,15 +182,14 @@ class Run:
             path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:
-        """What decides a measurement's numbers: see `store.identity`."""
-        return store.identity(name, self.settings, self.fingerprint)
+        """What decides a measurement's numbers: see `files.identity`."""
+        return files.identity(name, self.settings, self.fingerprint)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
-        model, about = self.model, store.about(name)
+        model, row = self.model, catalogue.row_of(name)
         return {
-            "measurement": name, "version": about.version, "identity": identity,
-            "drawn_from": json.dumps(store.drawn_from(self.settings.suite)),
-            "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
+            "identity": identity, "model": self.name, "fingerprint": self.fingerprint,
+            "quantisation": model.quantisation,
             "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
             "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,
@@ -206,7 +197,7 @@ class Run:
             "machine": ", ".join([f"{platform.system()} {platform.machine()}",
                                   f"{os.cpu_count()} cores", self.settings.device]),
             "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
-            "labels_left_out": ", ".join(() if about.on == "prompts" else self.unsayable),
+            "labels_left_out": ", ".join(() if row.on == "prompts" else self.unsayable),
             "licence": "MIT",
         }  # fmt: skip
 
@@ -313,7 +304,7 @@ class Run:
 
     def passes(self, name: str) -> float:
         """About how many plain passes of a prompt a measurement costs."""
-        about = store.about(name)
+        about = catalogue.row_of(name)
         n_blocks = {
             "locate": self.settings.locate,
             "blocks": self.settings.blocks,

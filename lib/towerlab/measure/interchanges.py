@@ -116,7 +116,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
         sets: name -> heads.
 
     Returns:
-        Answers over (heads, prompt), and `base_logit_difference`, `source_logit_difference`
+        Answers over (head_set, prompt), and `base_logit_difference`, `source_logit_difference`
             (prompt,) of both prompts as they are (nats). Coordinates of a prompt are those of the
             base, with `pair_kind`.
     """
@@ -153,7 +153,11 @@ def _of_kind(
     bases = [pair.base for pair in pairs]
     arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
     return observations(
-        "interchanges", bases, arrays, heads=list(sets), pair_kind=("prompt", [kind] * len(pairs))
+        "interchanges",
+        bases,
+        arrays,
+        head_set=list(sets),
+        pair_kind=("prompt", [kind] * len(pairs)),
     )
 
 

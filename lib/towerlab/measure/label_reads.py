@@ -22,10 +22,9 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from twotowers.catalogue import LISTED, RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
-from twotowers.schema import LISTED
-from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.heads import at_labels, label_readings

@@ -245,8 +245,6 @@ def _looks(run: Run) -> xr.Dataset:
     On sentences, which are long, swapped attention alone, and no ways.
     """
     words, encoded = run.settings.suite == "words", run.few()
-    alone = run.make(
-        "looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))
-    ).data
+    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],)))
     senders = choose.by_effect(alone, SENDERS) if words else []
-    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))).data)
+    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))))

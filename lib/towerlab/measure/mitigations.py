@@ -66,8 +66,9 @@ def remedied(
         encode: prompts -> encoded ones.
 
     Returns:
-        Answers over (change, remedy, heads, prompt), and `attention_true` (change, remedy, prompt,
-            named_head): attention on true labels, of each head in the first set that it is in.
+        Answers over (change, remedy, head_set, prompt), and `attention_true` (change, remedy,
+            prompt, named_head): attention on true labels, of each head in the first set that has
+            it.
     """
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
@@ -107,7 +108,7 @@ def remedied(
     names = {
         "change": list(changes),
         "remedy": list(REMEDIES),
-        "heads": list(sets),
+        "head_set": list(sets),
         "named_head": [*map(str, set_of)],
     }
     return observations("mitigations", encoded, {"attention_true": attention, **arrays}, **names)

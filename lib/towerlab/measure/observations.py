@@ -4,7 +4,7 @@
     data = observations("heads", encoded, arrays)
 
 A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
-of data/variables.csv, the prompt first. Its file: `store.save`.
+of data/variables.csv, the prompt first. Its file: `files.save`.
 
     >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
     >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}
@@ -22,8 +22,8 @@ import xarray as xr
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from jaxtyping import Float, Int
 from torch import Tensor
+from twotowers.catalogue import variables
 from twotowers.errors import TwoTowersError
-from twotowers.schema import variables
 
 from towerlab.model.capture import Capture, capture, label_log_probs
 from towerlab.model.model import Model

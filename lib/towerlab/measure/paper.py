@@ -178,7 +178,7 @@ def _paper(run: Run) -> xr.Dataset:
     attention in these heads; in a quick look only the two sets whose lists of heads the paper
     shows."""
     encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
-    return with_readings(run.model, encoded, run.make("paper", Recipe(increases, encoded)).data)
+    return with_readings(run.model, encoded, run.make("paper", Recipe(increases, encoded)))
 
 
 def _paper_changes(run: Run) -> xr.Dataset:
@@ -193,5 +193,5 @@ def _paper_changes(run: Run) -> xr.Dataset:
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
     return summed_up(
-        run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))).data, heads
+        run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))), heads
     )

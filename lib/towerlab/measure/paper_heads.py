@@ -20,7 +20,6 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
-from twotowers.recording import Recording
 
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
@@ -130,7 +129,7 @@ def _random(run: Run, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list
         return {}
 
 
-def _paper_ablations(run: Run) -> Recording:
+def _paper_ablations(run: Run) -> xr.Dataset:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they
     attend to and read at labels."""
     if run.settings.suite != "words":
@@ -145,15 +144,15 @@ def _paper_ablations(run: Run) -> Recording:
     foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean(
         "prompt"
     )
-    bar = run.make(name, Recipe(increases, exchanged)).data["increase"].mean("prompt")
-    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle))).data
+    bar = run.make(name, Recipe(increases, exchanged))["increase"].mean("prompt")
+    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle)))
     lost = singles["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
 
     judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
     sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
     zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets)))
-    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode))).data
+    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode)))
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
     of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.fillna(0).values}))
     sizes = {
@@ -161,21 +160,18 @@ def _paper_ablations(run: Run) -> Recording:
         "layer": range(model.n_layers),
         "head": range(model.n_heads),
     }
-    every = xr.merge(
-        [zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override"
-    )
-    return Recording(every, zeroed.control)
+    parts = [zeroed, looks, of_heads.assign_coords(sizes)]
+    return xr.merge(parts, compat="override", join="override")
 
 
-def _paper_remedies(run: Run) -> Recording:
+def _paper_remedies(run: Run) -> xr.Dataset:
     """The two remedies in the twelve heads: answers and attention with one demonstration fewer and
     in six orders, without and with."""
     judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
     sets = {
         TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]
     }
-    recording = run.make(
+    data = run.make(
         "paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets))
     )
-    means = recording.data["attention_true"].mean("prompt")
-    return recording._replace(data=recording.data.assign(mean_attention_true=means))
+    return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
-from twotowers import schema, store
-from twotowers.recording import Recording
+from twotowers import files
+from twotowers.errors import TwoTowersError
 
 from towerlab.progress import part
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from towerlab.measure.chain import Run
 
 Sets = Mapping[str, Any]
-"""Name -> heads, or what else `measure` tells apart along the dimension `heads`"""
+"""Name -> heads, or what else `measure` tells apart along the dimension `head_set`"""
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,26 @@ class Recipe:
     drawn: str = "random sets"
     """what the control is"""
     turns: Sequence[Sequence[tuple[list[int], Sets]]] = ()
-    """further entries along `heads`, each as its turns: which items, and the set of these, that
+    """further entries along `head_set`, each as its turns: which items, and the set of these, that
     other prompts choose"""
     along: str = "prompt"
 
 
-def make(run: Run, name: str, recipe: Recipe) -> Recording:
+def make(run: Run, name: str, recipe: Recipe) -> xr.Dataset:
     """What a recipe of a measurement of this name makes, with its control and its turns."""
     if recipe.sets is None:
-        return Recording(in_parts(run, name, recipe))
-    sets_and_random = with_random(recipe.sets, recipe.control)
-    data, control = apart(
-        in_parts(run, name, replace(recipe, sets=sets_and_random)), recipe.control, recipe.drawn
-    )
+        return in_parts(run, name, recipe)
+    every = replace(recipe, sets=with_random(recipe.sets, recipe.control))
+    data = marked(in_parts(run, name, every), recipe.control, recipe.drawn)
     for number, turns in enumerate(recipe.turns):
         parts = []
         for turn, (at, sets) in enumerate(turns):
             of_turn = replace(recipe, items=[recipe.items[i] for i in at], sets=sets)
-            parts.append(
-                in_parts(run, name, of_turn, f"turn {number}-{turn}.").assign_coords(
-                    at=("prompt", at)
-                )
-            )
-        data = joined([data, joined(parts).sortby("at").drop_vars("at")], "heads")
-    return Recording(data, control)
+            part = in_parts(run, name, of_turn, f"turn {number}-{turn}.")
+            parts.append(part.assign_coords(at=("prompt", at)))
+        entry = joined(parts).sortby("at").drop_vars("at")
+        data = joined([data, marked(entry, {})], "head_set")
+    return data
 
 
 def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
@@ -93,35 +89,37 @@ def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
         path = run.path(name).with_name(
             f".{name}.{recipe.measure.__name__}.{turn}{first}-{size}.part"
         )
-        recording = load_made(path, identity)
-        if recording is None:
+        data = read_part(path, identity)
+        if data is None:
             start = time.monotonic()
             with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
-                recording = Recording(
-                    recipe.measure(run.model, items[first : first + size], *arguments)
-                )
+                data = recipe.measure(run.model, items[first : first + size], *arguments)
             if n > 1:
-                about = {
-                    "measurement": schema.PART,
-                    "identity": identity,
-                    "seconds": time.monotonic() - start,
-                }
-                store.save(recording, path, about)
-                recording = store.load(path)
-        parts.append(recording.data.drop_attrs(deep=False))
+                about = {"identity": identity, "seconds": time.monotonic() - start}
+                files.write(data.assign_attrs(about), path)
+                data = files.read(path)
+        parts.append(data.drop_attrs(deep=False))
     return parts[0] if n == 1 else joined(parts, recipe.along)
 
 
-def load_made(path: Path, identity: str = "") -> Recording | None:
+def load_made(path: Path, identity: str = "") -> xr.Dataset | None:
     """A file, None where there is none, one of another form, which older code wrote, or one of
     another identity."""
     try:
-        recording = store.load(path) if path.is_file() else None
-    except schema.OtherForm:
+        data = files.load(path) if path.is_file() else None
+    except files.OtherForm:
         return None
-    return (
-        recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
-    )
+    return data if data is not None and identity in ("", data.attrs.get("identity")) else None
+
+
+def read_part(path: Path, identity: str) -> xr.Dataset | None:
+    """A finished part, None where it is to be made: it is missing, of another identity, or cannot
+    be read."""
+    try:
+        data = files.read(path)
+    except TwoTowersError:
+        return None
+    return data if data.attrs.get("identity") == identity else None
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:
@@ -143,28 +141,17 @@ def with_random(sets: Sets, control: Mapping[str, Sequence[Any]]) -> Sets:
     }
 
 
-def apart(
-    both: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "random sets"
-) -> Recording:
-    """What was measured of sets `with_random`: data of the named ones, and the others along `draw`.
+def marked(
+    data: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "random sets"
+) -> xr.Dataset:
+    """Return what was measured of sets `with_random`, with the coordinate `matched_set`.
 
     Args:
-        both: over `heads`, the random sets last.
-        control: set -> its random sets.
-        drawn: what these are.
+        data: Dataset over `head_set`, the random sets last.
+        control: Set -> its random sets.
+        drawn: What the random sets are: the scalar coordinate `control`.
     """
-    n = sum(map(len, control.values()))
-    if not n:
-        return Recording(both)
-    data = both.isel(heads=slice(-n))
-    random = both.isel(heads=slice(-n, None)).drop_vars("heads")
-    size = n // len(control)
-    by_set = (
-        random.coarsen(heads=size)
-        .construct(heads=("set", "draw"))
-        .rename(set="heads")
-        .transpose("heads", ...)
-    )
-    return Recording(
-        data, by_set.assign_coords(heads=list(control), draw=range(size), control=drawn)
-    )
+    random = [name for name, draws in control.items() for _ in draws]
+    matched = [""] * (data.sizes["head_set"] - len(random)) + random
+    data = data.assign_coords(matched_set=("head_set", matched))
+    return data.assign_coords(control=drawn) if random else data

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from twotowers import choose
 from twotowers.errors import NotTestable
+from twotowers.files import of_labels
 from twotowers.heads import Head
 from twotowers.pages import QUICK
-from twotowers.recording import Recording, of_labels
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
@@ -17,7 +17,7 @@ from towerlab.prompts.prompt import Encoded
 
 DRAWS, AT_LAST = 20, 100
 """Random sets beside one that runs at all positions, and beside one that runs at the last position
-only, which costs less. A file holds as many as its `draw` says. Sets are drawn one after the other,
+only, which costs less. A file says how many it holds. Sets are drawn one after the other,
 so one with fewer is shorter and not stale: each row of evidence prints how many it rests on."""
 BY_ATTENTION, OTHER_HALVES = "by attention", "other halves"
 
@@ -46,7 +46,7 @@ def other_halves(
     Each prompt has the set that locating prompts of other class pairs and other label pairs choose.
     None where a turn's locating prompts name no heads.
     """
-    locating = of_labels(Recording(run.measured("locating")), "arbitrary").data
+    locating = of_labels(run.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     turns = []
     for chooses, judges in choose.turns(locating, prompts):

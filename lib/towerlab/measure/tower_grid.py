@@ -9,7 +9,7 @@ they change what a head attends to, and nothing that it reads or writes there.
     >>> directions = class_directions(run.model, run.encode(run.blocks(4, 1, pairs=run.pairs[:2])))
     >>> moved, judging = {"one": ([(2, 0)], directions)}, run.few()
     >>> dict(tower_grid(run.model, judging, moved, (-1.0, 0.0, 1.0))["logit_difference"].sizes)
-    {'heads': 1, 'query_coefficient': 3, 'key_coefficient': 3, 'prompt': 8}
+    {'head_set': 1, 'query_coefficient': 3, 'key_coefficient': 3, 'prompt': 8}
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def tower_grid(
         coefficients: of the query's direction and of the keys', every pair of them.
 
     Returns:
-        Answers over (heads, query_coefficient, key_coefficient, prompt).
+        Answers over (head_set, query_coefficient, key_coefficient, prompt).
 
     Raises:
         TwoTowersError: for a class pair without a direction, and heads outside the model.
@@ -208,7 +208,7 @@ def tower_grid(
 
     every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
     arrays = read_batches("towers moved", encoded, 2048, run)
-    return observations("tower_grid", encoded, arrays, heads=list(moved), **every)
+    return observations("tower_grid", encoded, arrays, head_set=list(moved), **every)
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:

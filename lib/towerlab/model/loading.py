@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 from twotowers.errors import TwoTowersError
+from twotowers.files import precomputed_models
 from twotowers.paths import shipped_models
-from twotowers.recorded import recorded_models
 
 from towerlab.model.architectures import ARCHITECTURES, REFUSED
 
@@ -208,7 +208,7 @@ def folder_digest(folder: Path) -> str:
 
 def _precomputed(name: str) -> str | None:
     """Return the fingerprint of a precomputed model whose weights are not here, else None."""
-    folder = None if os.path.exists(name) else recorded_models().get(name)
+    folder = None if os.path.exists(name) else precomputed_models().get(name)
     for path in folder.glob("*/*.nc") if folder else ():
         with xr.open_dataset(path) as data:
             return str(data.attrs["fingerprint"])
@@ -236,7 +236,7 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
         why = str(error).strip().partition("\n")[0][:120]
-        known = sorted({*shipped_models(), *recorded_models()})
+        known = sorted({*shipped_models(), *precomputed_models()})
         raise TwoTowersError(
             f"there is no model '{name[:200]}' ({why}): give a folder of safetensors, a hub id, or "
             f"one of {', '.join(known)}"

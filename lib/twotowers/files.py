@@ -1,0 +1,347 @@
+"""Measurement files: identity, folder, reader, writer, and the precomputed measurements.
+
+    >>> sorted(json.loads(identity("forms", Settings(), "mini-gpt2@0")))[:4]
+    ['dtype', 'k', 'labels', 'locate']
+    >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
+    30
+
+A file holds one dataset. Along the dimension `head_set`, the sets that a rule names come first,
+then the random sets that are matched to them. The coordinate `matched_set` holds the name of the
+set that a random set is matched to, and "" for named sets.
+
+The attribute `identity` lists everything that decides the numbers: the model, the settings, a
+digest of the texts that prompts are drawn from, and the versions of the code. A file is valid if
+its identity equals the current one. A precomputed file is valid if its versions are current.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import signal
+import threading
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import xarray as xr
+
+from twotowers.catalogue import faults, row_of, variables, versions
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+from twotowers.settings import Settings
+from twotowers.tables import read_text
+
+LABELS = ("arbitrary", "names", "all")
+"""Kinds of labels: words without a meaning for the classes, the names of the classes, or both"""
+TEXTS = {
+    "words": ("words/words.csv", "words/pairs.csv", "words/labels.csv", "words/stop_words.txt"),
+    "sentences": ("sentences/own.csv", "words/labels.csv", "words/stop_words.txt"),
+    "published": ("sentences/files.csv", "words/labels.csv", "words/stop_words.txt"),
+}
+"""Suite -> the files in data that its prompts are drawn from"""
+NUMBERS = {"blocks", "locate", "prompts"}
+"""Settings that count prompts"""
+PAPER_SETTINGS = {"suite", "prompts", "seed", "dtype"}
+"""Settings that decide a measurement of the paper's own sets"""
+DIGITS_OF_NAMES = 6
+"""Number of hexadecimal digits that tell folders apart"""
+SMALL = {"zlib": True, "complevel": 6}
+ROUNDED = {"significant_digits": 9, "quantize_mode": "BitRound"}
+"""Nine bits of a float's mantissa are one part in 1,024"""
+OPTIONAL = {"query", "text"}
+"""Coordinates that are left out if the texts are not ours to pass on"""
+
+
+class OtherForm(TwoTowersError):
+    """A measurement that differs from data/variables.csv."""
+
+
+def text_digest(suite: str) -> str:
+    """Return a digest of the texts that the prompts of a suite are drawn from.
+
+    It depends on the lines of tables, on the texts of each class, and on the stop words.
+    """
+    entries = {}
+    for file in TEXTS[suite]:
+        header, *lines = filter(None, read_text(data_folder() / file).split("\n"))
+        if file.endswith(".txt"):
+            entries[file] = " ".join([header, *lines]).split()
+        elif "class" in (columns := header.split(",")):
+            classes: dict[str, list[str]] = {}
+            for line, cells in zip(lines, csv.reader(lines), strict=False):
+                classes.setdefault(cells[columns.index("class")], []).append(line)
+            entries[file] = [f"{name} {digits(texts)}" for name, texts in classes.items()]
+        else:
+            entries[file] = lines
+    return digits(entries)
+
+
+def digits(value: object) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def deciding_settings(name: str, settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide the numbers of a measurement."""
+    row = row_of(name)
+    values = settings.model_dump(exclude={"model", "device", "device_map", "out"})
+    if row.on == "prompts":
+        return {setting: values[setting] for setting in values if setting in PAPER_SETTINGS}
+    others = {"prompts"} if row.judges else {"prompts", "blocks"}
+    return {setting: value for setting, value in values.items() if setting not in others}
+
+
+def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
+    """Return the deciding settings of a measurement that differ from their defaults."""
+    default = deciding_settings(name, Settings(model=settings.model, suite=settings.suite))
+    values = deciding_settings(name, settings)
+    return {setting: value for setting, value in values.items() if value != default[setting]}
+
+
+def identity(name: str, settings: Settings, fingerprint: str) -> str:
+    """Return all that decides the numbers of a measurement, as JSON.
+
+    Args:
+        name: Measurement.
+        settings: All settings.
+        fingerprint: Fingerprint of the model.
+    """
+    made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
+    fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
+    return json.dumps(fields, sort_keys=True)
+
+
+def folder(settings: Settings, model: str, name: str = "heads") -> Path:
+    """Return the folder of a measurement.
+
+    Other settings than the defaults have folders of their own, except among precomputed
+    measurements. So a change of the seed and back measures nothing twice.
+
+    Args:
+        settings: All settings.
+        model: Name of the model among measurements.
+        name: Measurement.
+    """
+    out, changed = Path(settings.out), changed_settings(name, settings)
+    if not changed or out.resolve() == (data_folder() / "measurements").resolve():
+        return out / model / settings.suite
+    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
+    return out / model / f"{settings.suite}-{digest[:DIGITS_OF_NAMES]}"
+
+
+def check_writable(path: Path) -> None:
+    """Raise TwoTowersError if no file can be written to `path`: before long work, not after it."""
+    # No folder is made before there is a file.
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    with _unwritable_as_error(path), TemporaryFile(dir=parent) as trial:
+        trial.write(bytes(1 << 16))
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Let Ctrl-C wait until a file is done: within xarray's locks the process would hang."""
+    waiting: list[int] = []
+    handlers = {}
+    # Only the main thread may set handlers.
+    if threading.current_thread() is threading.main_thread():
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Handlers of Python's own wait; those of the system end the process at once.
+            if callable(signal.getsignal(kind)):
+                handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
+    try:
+        yield
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
+
+
+@contextmanager
+def _unwritable_as_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # netCDF raises the latter if the disk is full
+        why = getattr(error, "strerror", None) or error
+        raise TwoTowersError(
+            f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)"
+        ) from None
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a scratch name next to `path`; what is written there replaces the file at the end.
+
+    Raises TwoTowersError if it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.scratch")
+    try:
+        with _unwritable_as_error(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            os.replace(scratch, path)
+    finally:
+        with suppress(OSError):  # a read-only disk was reported above
+            scratch.unlink(missing_ok=True)
+
+
+def write(data: xr.Dataset, path: Path) -> None:
+    """Write a dataset: floats as float32, rounded to nine bits if they have three dimensions."""
+
+    def encoding(array: xr.Variable) -> dict[str, Any]:
+        # Texts are stored as characters, which compress; strings of varying length do not.
+        if array.dtype.kind in "UO":
+            return SMALL | {"dtype": "S1"}
+        if array.dtype.kind != "f" or not array.ndim:
+            return SMALL if array.ndim else {}
+        return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
+
+    encodings: dict[Hashable, Any] = {name: encoding(x) for name, x in data.variables.items()}
+    with deferred_signals(), atomic_write(path) as scratch:
+        data.to_netcdf(scratch, engine="netcdf4", encoding=encodings)
+
+
+def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any]) -> None:
+    """Write the variables of a measurement with their units.
+
+    Args:
+        name: Measurement.
+        data: Its variables and any others, which are left out.
+        path: File.
+        attributes: How the measurement was made.
+
+    Raises:
+        OtherForm: If a variable is missing or has another form.
+        TwoTowersError: If the file cannot be written.
+    """
+    units = {v: row.units for v, row in variables().get(name, {}).items() if v in data}
+    out = data[[*units]].assign({v: data[v].assign_attrs(units=unit) for v, unit in units.items()})
+    out = out.assign_attrs(attributes, measurement=name)
+    for fault in faults(out):
+        raise OtherForm(
+            f"'{path}' is not written ({fault}): correct the measurement, or data/variables.csv"
+        )
+    write(out, path)
+
+
+def read(path: Path) -> xr.Dataset:
+    """Return the dataset of a file, in memory. Raises TwoTowersError if it cannot be read."""
+    try:
+        with deferred_signals():
+            return xr.load_dataset(path, engine="netcdf4")
+    except FileNotFoundError:
+        raise TwoTowersError(
+            f"no measurement '{path}': measure it first (twotowers measure)"
+        ) from None
+    except (OSError, ValueError, RuntimeError):
+        raise TwoTowersError(f"cannot read '{path}': {_why_unreadable(path)}") from None
+
+
+def _why_unreadable(path: Path) -> str:
+    """Return what is wrong with a file that netCDF refuses, and what to do."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 locks what it writes
+    except BlockingIOError:
+        return "another program has it open for writing; close that program, then try again"
+    except OSError as error:
+        return f"{error.strerror}; the file may be whole, so make it readable, then try again"
+    return "it is damaged or cut off; delete it, then measure it again"
+
+
+def load(path: Path) -> xr.Dataset:
+    """Return a saved measurement, in memory.
+
+    Raises:
+        TwoTowersError: If the file cannot be read.
+        OtherForm: If it differs from data/variables.csv.
+    """
+    data = read(path)
+    for fault in faults(data):
+        raise OtherForm(f"'{path}' has another form ({fault}): measure it again")
+    return data
+
+
+def named_sets(data: xr.Dataset) -> xr.Dataset:
+    """Return a measurement of the head sets that a rule names, without the random ones."""
+    if "matched_set" not in data.coords:
+        return data
+    named = data.isel(head_set=(data["matched_set"] == "").values)
+    return named.drop_vars(["matched_set", "control"], errors="ignore")
+
+
+def random_sets(data: xr.Dataset) -> xr.Dataset | None:
+    """Return a measurement of the random sets over (head_set, random_set, ...), None without any.
+
+    `head_set` is the named set that they are matched to. The scalar coordinate `control` says what
+    is random: "random sets" or "random sets and directions".
+    """
+    if "matched_set" not in data.coords:
+        return None
+    random = data.isel(head_set=(data["matched_set"] != "").values)
+    names = list(dict.fromkeys(random["matched_set"].values.tolist()))
+    if not names:
+        return None
+    size = random.sizes["head_set"] // len(names)
+    random = random.drop_vars(["head_set", "matched_set"])
+    by_set = random.coarsen(head_set=size).construct(head_set=("named_set", "random_set"))
+    return by_set.rename(named_set="head_set").assign_coords(head_set=names, random_set=range(size))
+
+
+def of_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
+    """Return the prompts with labels of one kind, of LABELS.
+
+    The labels of a prompt are the names of the classes if its `labels` equals its `pair`.
+    Raises TwoTowersError for an unknown kind.
+    """
+    if labels not in LABELS:
+        raise TwoTowersError(f"no labels '{labels}': choose one of {', '.join(LABELS)}")
+    if labels == "all" or "labels" not in data.coords:
+        return data
+    are_names = (data["labels"] == data["pair"]).values
+    return data.isel(prompt=are_names == (labels == "names"))
+
+
+def precomputed_models() -> dict[str, Path]:
+    """Return the folder of every model with precomputed measurements."""
+    folders = sorted((data_folder() / "measurements").glob("[!.]*"))
+    return {path.name: path for path in folders if path.is_dir()}
+
+
+def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
+    """Return a precomputed measurement, None if there is none.
+
+    Args:
+        model: Folder of the model.
+        suite: Suite of its texts.
+        name: Measurement.
+
+    Raises:
+        TwoTowersError: If the file cannot be read, or was made by older code.
+    """
+    path = data_folder() / "measurements" / model / suite / f"{name}.nc"
+    if not path.is_file():
+        return None
+    data = load(path)
+    if json.loads(data.attrs["identity"])["versions"] != versions(name):
+        raise TwoTowersError(
+            f"'{path}' was made by other versions of the code: twotowers record {model} {name}"
+        )
+    return data
+
+
+def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
+    """Return whether a precomputed measurement has every setting that differs from its default.
+
+    The numbers of blocks and prompts do not count: a precomputed measurement has its own.
+    """
+    made_with = json.loads(data.attrs["identity"])
+    changed = changed_settings(data.attrs["measurement"], settings).items()
+    return all(made_with[name] == value for name, value in changed if name not in NUMBERS)

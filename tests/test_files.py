@@ -1,0 +1,140 @@
+"""Measurement files: named and random sets, the form of a file, and files that cannot be read."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from conftest import refused, shared_tiny
+from tiny_blocks import blocks
+from towerlab.measure.ablations import ablations
+from towerlab.measure.recipe import marked, with_random
+from twotowers import files
+from twotowers.catalogue import catalogue, faults, variables
+
+PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
+DRAWS = {
+    "own": [[(1, 1)], [(1, 2)], [(0, 3)]],
+    "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]],
+}
+
+
+@pytest.fixture(scope="module")
+def measure():
+    model, encoded = shared_tiny("gpt2"), blocks(2)
+    return lambda sets: ablations(model, encoded, sets)
+
+
+@pytest.fixture(scope="module")
+def data(measure):
+    """Ablations of two sets, and of three random sets matched to each."""
+    return marked(measure(with_random(PLACE, DRAWS)), DRAWS)
+
+
+@pytest.fixture
+def saved(data, tmp_path):
+    files.save("ablations", data, tmp_path / "a.nc", {"model": "m"})
+    return tmp_path / "a.nc"
+
+
+def test_random_sets_are_a_dimension(data, measure):
+    named, random = files.named_sets(data), files.random_sets(data)
+    assert named["head_set"].values.tolist() == ["none", "own", "two"]
+    assert random["head_set"].values.tolist() == ["own", "two"]
+    assert random["control"] == "random sets"
+    for name, of in DRAWS.items():
+        for i, heads in enumerate(of):
+            alone = measure({"x": heads})["logit_difference"].sel(head_set="x")
+            found = random["logit_difference"].sel(head_set=name, random_set=i)
+            np.testing.assert_allclose(found, alone, atol=1e-6)
+    assert files.random_sets(marked(measure(PLACE), {})) is None
+
+
+def test_a_measurement_comes_back_from_its_file(data, saved):
+    again = files.load(saved)
+    assert again["pair"].dims == ("prompt",) and again.attrs["model"] == "m"
+    assert again.attrs["measurement"] == "ablations" and set(again.data_vars) == set(
+        variables()["ablations"]
+    )
+    for name, array in again.data_vars.items():  # two dimensions, so not rounded
+        assert (data[name].astype(array.dtype) == array).all()
+    assert [path.name for path in saved.parent.iterdir()] == ["a.nc"]
+    refused("measure it first", files.load, saved.with_name("none.nc"))
+
+
+def test_prompts_have_labels_of_one_kind():
+    every = xr.Dataset(
+        {"x": ("prompt", np.arange(4.0))},
+        {
+            "pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
+            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"]),
+        },
+    )
+    assert files.of_labels(every, "arbitrary").sizes["prompt"] == 3
+    assert files.of_labels(every, "names")["pair"].values.tolist() == ["c/d"]
+    assert files.of_labels(every, "all").sizes["prompt"] == 4
+    refused("no labels 'nonsense'", files.of_labels, every, "nonsense")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda d: d.drop_vars("logit_difference"), "it lacks logit_difference"),
+        (lambda d: d.drop_vars("pair"), "it lacks pair"),
+        (lambda d: d.assign(more=d["says"]), "more is not in data/variables.csv"),
+        (
+            lambda d: d.isel(head_set=0).expand_dims("place"),
+            r"'logit_difference' is over \(.*\), not \(.*head_set.*\)",
+        ),
+        (
+            lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)),
+            "'says' has another type than int",
+        ),
+        (
+            lambda d: d.assign(says=d["says"].assign_attrs(units="words")),
+            "'says' is not in 0 true label",
+        ),
+        (lambda d: d.assign_attrs(measurement="none such"), "measurement is 'none such'"),
+    ],
+)
+def test_another_form_is_refused_by_name(change, message, saved, tmp_path):
+    data = files.load(saved)
+    assert not [*faults(data)]
+    files.write(change(data), tmp_path / "b.nc")
+    with pytest.raises(files.OtherForm, match=message):
+        files.load(tmp_path / "b.nc")
+    with pytest.raises(files.OtherForm, match=r"is not written .it lacks pair"):
+        files.save("ablations", data.drop_vars("pair"), tmp_path / "c.nc", {})
+
+
+def test_a_file_that_is_written_one_that_may_not_be_read_and_a_damaged_one_are_told_apart(saved):
+    """Deletion is advised for the damaged file only."""
+    whole = saved.read_bytes()
+    code = (
+        "import netCDF4, sys; file = netCDF4.Dataset(sys.argv[1], 'a'); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", f"{code}; input()", str(saved)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        writer.stdout.readline()
+        refused("another program has it open for writing; close", files.load, saved)
+        writer.communicate(b"\n")
+    files.load(saved)
+    saved.chmod(0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may read everything
+    try:
+        assert "delete" not in refused("Permission denied.* make it readable", files.load, saved)
+    finally:
+        os.seteuid(user)
+    saved.chmod(0o644)
+    for damaged in (whole[:200], whole[: len(whole) // 2], b"", b"CDF", b"<html>"):
+        saved.write_bytes(damaged)
+        refused("damaged or cut off; delete it", files.load, saved)
+
+
+def test_no_variable_has_the_name_of_a_dimension():
+    every = [row for of in variables().values() for row in of.values()]
+    assert not {row.variable for row in every} & {dim for row in every for dim in row.dims}
+    assert set(variables()) == set(catalogue())
