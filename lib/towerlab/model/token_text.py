@@ -19,16 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 from twotowers import tables
 from twotowers.paths import data_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# as byte-level tokenizers (GPT-2) write bytes
-_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @lru_cache(maxsize=1)
@@ -49,17 +44,21 @@ class Lexicon:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Lexicon:
-        """Of every row of an unembedding; rows beyond the tokenizer's own (padding) read "<id
-        50300>"."""
+        """Return the texts of all rows of an unembedding.
+
+        Rows beyond the tokenizer's own (padding) read "<id 50300>".
+        """
         size = min(vocabulary, len(tokenizer))
-        tokens = tokenizer.convert_ids_to_tokens(list(range(size)))
-        # "Ġ" marks a space in byte-level tokenizers, "▁" in SentencePiece ones; both may occur as
-        # letters elsewhere.
-        byte_level = sum(t.startswith("Ġ") for t in tokens if t) > sum(
-            t.startswith("▁") for t in tokens if t
-        )
-        special = set(tokenizer.all_special_tokens)
-        pairs = [_spell(token, byte_level, token in special) for token in tokens]
+        # Each token is decoded after a colon: some decoders drop the space of the first token.
+        colon = tokenizer(":", add_special_tokens=False)["input_ids"][-1:]
+        sequences = [[*colon, i] for i in range(size)]
+        decoded = tokenizer.batch_decode(sequences, clean_up_tokenization_spaces=False)
+        start = len(tokenizer.decode(colon))
+        special = set(tokenizer.all_special_ids)
+        pairs = [
+            (text[start:].strip(), "") if i in special else _spell(text[start:])
+            for i, text in enumerate(decoded)
+        ]
         pairs += [(f"<id {i}>", "") for i in range(size, vocabulary)]
         texts, plain = zip(*pairs, strict=True)
         return cls(texts, plain)
@@ -91,23 +90,11 @@ def is_content_word(plain: str) -> bool:
     return len(letters) > 1 or (len(letters) == 1 and not letters[0].isascii())
 
 
-def _spell(token: str | None, byte_level: bool, special: bool) -> tuple[str, str]:
-    """(text, plain) of one token as its tokenizer writes it."""
-    if token is None:
-        return "<unused>", ""
-    if special:
-        return token, ""
-    if byte := _BYTE.fullmatch(token):
-        return f"byte {byte[1].upper()}", ""
-    text = token.replace("▁", " ")
-    if byte_level and all(letter in _BYTE_OF for letter in token):
-        raw = bytes(_BYTE_OF[letter] for letter in token)
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            return f"{'byte' if len(raw) == 1 else 'bytes'} {raw.hex(' ').upper()}", ""
-    if not text.strip():
-        return "space" if text in (" ", "") else repr(text).strip("'"), ""
-    # Only letters can go on a word: a colon is no piece of one.
-    readable = text.strip() if text[0].isspace() or not text[0].isalpha() else f"-{text.rstrip()}"
-    return readable, text.strip().casefold()
+def _spell(text: str) -> tuple[str, str]:
+    """Return a decoded token for people, and to compare with words."""
+    word = text.strip()
+    if not word:
+        return "space" if text in (" ", "") else repr(text)[1:-1], ""
+    # Only letters can continue a word: a colon is no piece of one.
+    begins = text[0].isspace() or not text[0].isalpha()
+    return word if begins else f"-{word}", word.casefold()
