@@ -12,7 +12,6 @@ from towerlab.prompts import sentences
 
 CONTENT = b"two lines\nof a set\n"
 FILE = "mine/some file.txt"
-COMMIT = "abc123de" * 5
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -21,13 +20,21 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The folder of files, empty; one file is pinned, and nothing listens where the server is."""
-    sha256 = hashlib.sha256(CONTENT).hexdigest()
-    pin = {"file": FILE, "repository": "someone/repo", "path": "data/some file.txt",
-           "commit": COMMIT, "sha256": sha256}  # fmt: skip
-    monkeypatch.setattr(sentences, "pins", lambda: pd.DataFrame([pin], index=["mine"]))
-    monkeypatch.setattr(sentences, "SERVER", "http://127.0.0.1:9")
+def pins(monkeypatch):
+    """One pinned file; nothing listens where it is."""
+    pin = {
+        "file": FILE,
+        "url": "http://127.0.0.1:9/a",
+        "sha256": hashlib.sha256(CONTENT).hexdigest(),
+    }
+    pins = pd.DataFrame([pin], index=["mine"])
+    monkeypatch.setattr(sentences, "pins", lambda: pins)
+    return pins
+
+
+@pytest.fixture
+def folder(tmp_path, pins, monkeypatch):
+    """The folder of files, empty."""
     monkeypatch.setenv(sentences.DATA, str(tmp_path / "files"))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
@@ -36,15 +43,15 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server(folder, monkeypatch):
-    remote = folder.parent / "remote" / "someone/repo" / COMMIT / "data" / "some file.txt"
-    remote.parent.mkdir(parents=True)
-    remote.write_bytes(CONTENT)
-    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder.parent / "remote")) as http:
-        http.paths, http.remote = [], remote
+def server(folder, pins):
+    remote = folder.parent / "remote"
+    remote.mkdir()
+    (remote / "some file.txt").write_bytes(CONTENT)
+    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=remote)) as http:
+        http.paths, http.remote = [], remote / "some file.txt"
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
-        monkeypatch.setattr(sentences, "SERVER", f"http://127.0.0.1:{http.server_port}")
+        pins.loc["mine", "url"] = f"http://127.0.0.1:{http.server_port}/some%20file.txt"
         yield http
         http.shutdown()
         thread.join()
@@ -56,7 +63,7 @@ def not_fetched(words):
 
 def test_a_file_is_downloaded_once(server, folder):
     assert sentences.fetch("mine") == sentences.fetch("mine") == CONTENT
-    assert server.paths == [f"/someone/repo/{COMMIT}/data/some%20file.txt"]
+    assert server.paths == ["/some%20file.txt"]
     assert (folder / FILE).read_bytes() == CONTENT
 
 
@@ -75,15 +82,15 @@ def test_a_download_that_is_another_file_is_thrown_away(server, folder):
     assert not [p for p in folder.rglob("*") if p.is_file()]
 
 
-def test_what_cannot_be_downloaded_names_the_folder_to_set(folder, server, monkeypatch):
+def test_what_cannot_be_downloaded_names_the_folder_to_set(folder, server, pins, monkeypatch):
+    folder.parent.joinpath("afile").write_text("")
     server.remote.unlink()
     not_fetched("HTTPError.*TWOTOWERS_DATA.*mine/some file.txt")
-    monkeypatch.setattr(sentences, "SERVER", "http://127.0.0.1:9")
+    pins.loc["mine", "url"] = "http://127.0.0.1:9/a"
     not_fetched("cannot download .*ConnectionError.*set TWOTOWERS_DATA")
-    folder.parent.joinpath("afile").write_text("")
     monkeypatch.setenv(sentences.DATA, str(folder.parent / "afile"))
     not_fetched("Error.*TWOTOWERS_DATA")
 
 
 def test_every_set_is_pinned():
-    assert set(sentences.pins().index) >= set(sentences.SETS)
+    assert [*sentences.pins().index] == [*sentences.SETS]

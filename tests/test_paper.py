@@ -108,7 +108,7 @@ def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
 
 def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "none"))
-    monkeypatch.setattr("towerlab.prompts.sentences.SERVER", "http://127.0.0.1:9")
+    monkeypatch.setattr("pooch.retrieve", lambda *_: refuse("no network"))
     paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
     run = Run(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
     assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]

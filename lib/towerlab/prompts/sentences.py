@@ -22,7 +22,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from urllib.parse import quote
 
 import pandas as pd
 import pooch
@@ -44,7 +43,6 @@ MOST_WORDS = 60
 """Maximum number of words of a published sentence, so that eight demonstrations fit into about
 1,024 tokens"""
 DATA = "TWOTOWERS_DATA"
-SERVER = "https://raw.githubusercontent.com"
 _TREC = {
     "ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human",
     "LOC": "location", "NUM": "number",
@@ -185,14 +183,13 @@ def fetch(name: str) -> bytes:
             f"'{path}' is not the pinned file: expected the SHA-256 {pin.sha256[:12]}...; move it "
             "away to download it again"
         )
-    url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
     pooch.get_logger().setLevel("WARNING")  # pages of the book would show its notices
     try:
         return Path(
-            pooch.retrieve(url, f"sha256:{pin.sha256}", path.name, path.parent)
+            pooch.retrieve(pin.url, f"sha256:{pin.sha256}", path.name, path.parent)
         ).read_bytes()
     except (OSError, ValueError) as error:  # a ValueError if the SHA-256 is another
         raise TwoTowersError(
-            f"cannot download {url} ({type(error).__name__}): set {DATA} to a folder that has "
+            f"cannot download {pin.url} ({type(error).__name__}): set {DATA} to a folder that has "
             f"{pin.file} with the SHA-256 {pin.sha256[:12]}..., or connect and try again"
         ) from None
