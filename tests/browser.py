@@ -1,7 +1,9 @@
 """A headless browser that reaches no other host, and the playground and the explorer in pages of
 their own, without the book."""
 
+import atexit
 import contextlib
+import functools
 import importlib.util
 import re
 import shutil
@@ -31,8 +33,6 @@ AXE = (
 BROKEN_RULES = """async () =>
   (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
   .map(rule => `${rule.id} (${rule.nodes.length} places): ${rule.nodes[0].html.slice(0, 200)}`)"""
-SIZES = """all => all.map((e) => e.getBoundingClientRect())
-  .map(({ width, height }) => Math.min(width, height))"""
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
 PUSHED = ["3-5", *HEADS[:3], "3-7"]
 # No inline script, handler or eval.
@@ -74,27 +74,15 @@ def explorer_page(folder: Path, script: str) -> str:
     return page_of(folder, script, explorer.SCRIPTS[1:], ["heads.css"], fragment)
 
 
-@contextlib.contextmanager
-def launched():
-    """A browser. While it is open nothing else in this process can run a loop of its own
-    (`asyncio.run`)."""
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-KEPT = []
-
-
-@pytest.fixture(scope="module", autouse=CHROMIUM is not None)
-def one_browser():
-    """A file of tests that imports this opens all its pages in one browser, whose start costs as
-    much as a test."""
-    with launched() as chromium:
-        KEPT.append(chromium)
-        yield
-        KEPT.clear()
+@functools.cache
+def chromium():
+    """One browser for all tests of this process, whose start costs as much as a test. From then on
+    the process can run a loop of its own (`asyncio.run`) in another thread only."""
+    playwright = sync_playwright().start()
+    opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    atexit.register(playwright.stop)
+    atexit.register(opened.close)
+    return opened
 
 
 @contextlib.contextmanager
@@ -102,8 +90,9 @@ def browser(address: str, width: int = 1280, height: int = 800, home: str = "", 
     """The page in a browser; what its console says wrong, or what it asks another host than `home`
     for, fails the test."""
     wrong = []
-    with contextlib.nullcontext(*KEPT) if KEPT else launched() as chromium:
-        context = chromium.new_context(viewport={"width": width, "height": height}, **how)
+    with contextlib.closing(
+        chromium().new_context(viewport={"width": width, "height": height}, **how)
+    ) as context:
         page = context.new_page()
 
         def guard(route):
@@ -113,17 +102,15 @@ def browser(address: str, width: int = 1280, height: int = 800, home: str = "", 
                 wrong.append(f"{page.url} asks another host for {route.request.url}")
                 route.abort()
 
+        def listen(message):
+            if message.type == "error":
+                wrong.append(f"{page.url}: {message.text}")
+
         page.route(re.compile("^(https?|wss?):"), guard)
-        page.on(
-            "console",
-            lambda message: (
-                wrong.append(f"{page.url}: {message.text}") if message.type == "error" else None
-            ),
-        )
+        page.on("console", listen)
         page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
         page.goto(address)
         yield page
-        context.close()
     assert wrong == []
 
 
@@ -131,14 +118,6 @@ def broken_rules(page) -> list[str]:
     """Rules of accessibility that a page breaks, one line each."""
     page.evaluate(AXE.read_text("utf8"))
     return page.evaluate(BROKEN_RULES)
-
-
-def check_screen(page, part: str, width: int) -> None:
-    """Nothing lies beside a window so wide, what one presses is large enough for a finger, and no
-    rule is broken."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert min(page.locator(f"{part} :is(button, input, select)").evaluate_all(SIZES)) >= 24
-    assert broken_rules(page) == []
 
 
 def text(page, kind: str) -> str:

@@ -37,10 +37,9 @@ BROWSER = (
     "test_tinker_engine.py",
 )
 LONG = tuple(f"test_{name}.py" for name in
-             ("engine", "designs", "chapters", "recipes", "explorer", "training",
+             ("engine", "designs", "chapters", "recipes", "training", "pages", "explorer",
               "tinker", "tinker_engine"))  # fmt: skip
-"""These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder`
-in pyproject.toml"""
+"""These begin first, all in one worker, from whose end the others steal"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel
 block, grouped heads"""

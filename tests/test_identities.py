@@ -1,12 +1,14 @@
 """The identities the method stands on, in float64 on tiny random models of every architecture."""
 
 from dataclasses import fields, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 import xarray as xr
 from conftest import NINE, TINY, random_prompts, refused, shared, tiny
 from towerlab.measure import heads
+from towerlab.measure.ablations import ablations
 from towerlab.model import increase, loading, proof, unembed
 from towerlab.model.architectures import ARCHITECTURES, Architecture
 from towerlab.model.capture import capture, captures
@@ -118,18 +120,27 @@ def test_a_row_that_is_wrong_about_a_product_alone_is_refused(kind, change, floa
     )
 
 
-def test_hooks_come_off_also_after_an_error(model):
-    def hooks():  # transformers keeps some of its own
-        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.hf.modules()]
+def test_the_model_stays_as_it_was_also_after_an_error(model):
+    def touched():  # transformers keeps some hooks of its own
+        own = {"twotowers_readers", model.architecture.attention_method, "forward"}
+        return [
+            (dict(m._forward_hooks), dict(m._forward_pre_hooks), own & vars(m).keys())
+            for m in model.hf.modules()
+        ]
 
-    before = hooks()
-    with pytest.raises(IndexError):
-        e = random_prompts(1)[0]
-        # beyond the vocabulary
-        capture(model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "keys"})
-    assert hooks() == before
-    own = {"twotowers_readers", model.architecture.attention_method}
-    assert not any(own & vars(module).keys() for module in model.hf.modules())
+    before, encoded, heads = touched(), random_prompts(2, lengths=(11,)), {"a": [(1, 0), (1, 1)]}
+    for answers, run in (
+        ([], lambda: capture(model, encoded, RECORD | {"streams", "keys"})),
+        ([None], lambda: ablations(model, encoded, heads)),  # the plain run comes first
+    ):
+        run()
+        assert touched() == before
+        fails = Mock(side_effect=[*answers, RuntimeError("broken")])
+        handle = model.part(1, "ffn_out").register_forward_pre_hook(fails)
+        with pytest.raises(RuntimeError, match="broken"):
+            run()
+        handle.remove()
+        assert touched() == before
 
 
 def test_a_trained_model_with_grouped_queries_passes_the_proof():

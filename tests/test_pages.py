@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import numpy as np
 import pytest
-from browser import broken_rules, browser, check_screen, needs_browser, one_browser  # noqa: F401
+from browser import broken_rules, browser, needs_browser
 from conftest import ROOT
 from tags import Page
 from twotowers import claims, evidence
@@ -67,6 +67,12 @@ LOOK = r"""() => {
     if (image.complete && !image.naturalWidth)
       faults.push(`image not loaded: ${image.src.slice(0, 100)}`);
   }
+  const controls = ':is(#first, #heads, #tinker) :is(button, input, select)';
+  for (const control of document.querySelectorAll(controls)) {
+    const { width, height } = control.getBoundingClientRect();
+    if (control.checkVisibility() && Math.min(width, height) < 24)
+      faults.push(`too small for a finger: ${control.outerHTML.slice(0, 100)}`);
+  }
   const width = Math.max(document.documentElement.scrollWidth, document.body.scrollWidth);
   if (width > window.innerWidth)
     faults.push(`the page is ${width} wide in a window of ${window.innerWidth}`);
@@ -118,14 +124,7 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
 @needs_browser
 @needs_book
 @pytest.mark.parametrize(
-    ("words", "row"),
-    [
-        ("figure 6", "figure-6"),
-        ("figure 16", "figure-16"),
-        ("table 2", "table-2"),
-        ("87.6", "twelve-heads"),
-        ("EMNLP table 3", "EMNLP-table-3"),
-    ],
+    ("words", "row"), [("figure 6", "figure-6"), ("EMNLP table 3", "EMNLP-table-3")]
 )
 def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
     with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
@@ -152,7 +151,6 @@ def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, h
         ends = {part: page.locator(f".first-{part}")
                 .evaluate("e => e.getBoundingClientRect().bottom")
                 for part in ("says", "findings", "doors")}  # fmt: skip
-        check_screen(page, "#first", width)
         fragment = page.locator("#first").evaluate("e => e.outerHTML")
         doors = page.locator(".first-doors a")
         leads = doors.evaluate_all("all => all.map((a) => a.getAttribute('href'))")

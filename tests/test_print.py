@@ -4,8 +4,7 @@ the book."""
 import json
 
 import pytest
-from browser import CHROMIUM, FLAGS, PAGE, needs_browser
-from playwright.sync_api import sync_playwright
+from browser import PAGE, chromium, needs_browser
 
 pytestmark = [needs_browser, pytest.mark.slow]
 DARK = """<style>html { --pst-color-text-base: #eee; --pst-color-background: #111 }
@@ -22,21 +21,19 @@ COLOURS = """(names) => names.map((name) => getComputedStyle(document.querySelec
 @pytest.fixture
 def page(tmp_path):
     """Opens a page of the book's styles, dark, with a body."""
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        opened = chromium.new_page()
+    opened = chromium().new_page()
 
-        def show(body):
-            files = [PAGE / f"{name}.css" for name in ("book", "heads", "tinker")]
-            styles = "".join(f'<link rel="stylesheet" href="{file.as_uri()}">' for file in files)
-            (tmp_path / "page.html").write_text(
-                f'<!doctype html><html data-theme="dark">{DARK}{styles}{body}', "utf8"
-            )
-            opened.goto((tmp_path / "page.html").as_uri())
-            return opened
+    def show(body):
+        files = [PAGE / f"{name}.css" for name in ("book", "heads", "tinker")]
+        styles = "".join(f'<link rel="stylesheet" href="{file.as_uri()}">' for file in files)
+        (tmp_path / "page.html").write_text(
+            f'<!doctype html><html data-theme="dark">{DARK}{styles}{body}', "utf8"
+        )
+        opened.goto((tmp_path / "page.html").as_uri())
+        return opened
 
-        yield show
-        chromium.close()
+    yield show
+    opened.close()
 
 
 def test_paper_is_white_and_colours_that_say_something_print(page):

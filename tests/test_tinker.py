@@ -2,24 +2,12 @@
 
 import base64
 import json
-import math
 import os
 import re
 
 import numpy as np
 import pytest
-from browser import (
-    HEADS,
-    PAGE,
-    ROOT,
-    browser,
-    check_screen,
-    fields,
-    needs_browser,
-    one_browser,  # noqa: F401
-    refuses,
-    text,
-)
+from browser import HEADS, PAGE, ROOT, browser, fields, needs_browser, refuses, text
 from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.heads import increases
@@ -102,28 +90,19 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
         # those of the playground in notebooks, and one
         names = [*SCENES, SWITCH_OFF, "Push the query towards the other class"]
         assert buttons.all_text_contents() == names
-        for i, answer in enumerate(expected):
-            buttons.nth(i).click()
-            before = text(page, "told")
-            assert text(page, "says") == "?"
-            assert not page.locator(".tinker-answer").is_visible() and text(page, "sentence") == ""
+        for i, answer in enumerate(expected, 1):
+            buttons.nth(i - 1).click()
+            assert text(page, "says") == "?" and text(page, "sentence") == ""
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
-            assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(
-                before + " "
-            )
-            links = page.locator(".tinker-told a").evaluate_all(
-                "all => all.map((a) => a.getAttribute('href'))"
-            )
-            pages = [link.removesuffix(".html") for link in links]
-            assert pages and all(
-                list((ROOT / "book").glob(f"{name}.*")) for name in pages
-            )  # the chapter that tests it
-            assert (pages[-1] == "heads") == (i == len(expected) - 1)
-            assert text(page, "score") == f"{i + 1} of {i + 1} right"
+            assert text(page, "score") == f"{i} of {i} right"
             assert text(page, "says") == answer or not answer
+            links = page.locator(".tinker-told a").evaluate_all(
+                "all => all.map((a) => a.getAttribute('href').replace('.html', ''))"
+            )  # to the chapter that tests it
+            assert links and all([*(ROOT / "book").glob(f"{name}.*")] for name in links)
 
 
-def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address, example):
+def test_four_steps_are_told_with_the_numbers_of_the_prompt(address, example):
     (model, e, plain, of_heads), heads = example, list(map(Head.parse, HEADS))
     looks = np.mean(
         [plain.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0
@@ -142,57 +121,29 @@ def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address, example):
             return [*map(number, page.locator(".tinker-prompt li .tinker-tag").all_text_contents())]
 
         page.get_by_role("button", name="play").click()
-        assert min(tags()) >= 90 and "gives 99% of its attention to “two”" in text(page, "told")
+        assert min(tags()) >= 90
         page.clock.run_for(7000)
-        assert tags() == pytest.approx(
-            100 * looks, abs=0.51
-        ) and "“two”, gets the most attention" in text(page, "told")
+        assert tags() == pytest.approx(100 * looks, abs=0.51)
         page.get_by_role("button", name="pause").click()
-        page.clock.run_for(30000)
-        assert "makes a query of “one”" in text(page, "told")
         page.get_by_role("button", name="step", exact=True).click()
         assert sum(tags()) == pytest.approx(adds, abs=0.21)
         page.get_by_role("button", name="4 add up").click()
         nats = [number(x) for x in re.findall(r"[+−]\d+\.\d", text(page, "told"))]
         assert nats == pytest.approx([theirs, total - theirs, total], abs=0.051)
-        assert "the same heads compare and write" in text(page, "told")
-        assert page.locator(".tinker-told a[href='heads.html']").count() == 1
-        page.get_by_role("button", name="4 add up").click()
-        assert text(page, "told").startswith("Press play")
-    with browser(address, reduced_motion="reduce") as page:
-        page.clock.install()
-        page.get_by_role("button", name="play").click()
-        page.clock.run_for(30000)
-        assert text(page, "told").startswith("Every label reads")
 
 
-def test_the_slider_moves_the_query_in_the_plane_and_turns_the_answer(address):
+def test_the_slider_moves_the_query_and_turns_the_answer(address):
     at = "(word) => { const { x, y } = word.getBoundingClientRect(); return [x, y]; }"
     with browser(address) as page:
         word, slider = page.locator(".tinker-plane .word"), page.get_by_label("push the query")
         start = word.evaluate(at)
-        slider.focus()
-        for _ in range(12):
-            page.keyboard.press("ArrowRight")
-        marks = page.locator(".tinker-curve text").all_text_contents()
-        assert marks[:5] == ["−3", "−1", "0", "1", "3"] and all(
-            re.fullmatch(r"[+−]\d+\.\d", mark) for mark in marks[5:]
-        )
-        assert (
-            slider.input_value() == "3"
-            and text(page, "says") == "bar"
-            and "pushed" in text(page, "sentence")
-        )
-        pushed = word.evaluate(at)
-        assert pushed != start
+        slider.fill("3")
+        assert text(page, "says") == "bar" and "pushed" in text(page, "sentence")
+        assert word.evaluate(at) != start
         page.get_by_role("button", name="undo").click()
         assert word.evaluate(at) == start and text(page, "says") == "foo"
-        page.get_by_label("query", exact=True).fill(
-            "happy"
-        )  # among the feelings, where the push had moved it
-        assert math.dist(word.evaluate(at), pushed) < math.dist(word.evaluate(at), start)
-        page.get_by_label("text of example 1", exact=True).fill("qwx")
-        page.get_by_label("text of example 2", exact=True).fill("qwy")
+        for example in ("1", "2"):
+            page.get_by_label(f"text of example {example}", exact=True).fill("qwx")
         assert slider.is_disabled() and page.locator(".tinker-plane").count() == 0
 
 
@@ -247,36 +198,6 @@ def test_the_address_holds_the_state_and_refuses_another(address):
         for broken in [*codes, code[:-9], ""]:
             refuses(page, f"playground={broken}")
             assert fields(page) == before[0]
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 740)])
-def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, height):
-    with browser(address, width, height) as page:
-        page.evaluate("document.querySelector('#tinker').scrollIntoView()")
-        box = lambda part: page.locator(part).first.bounding_box()  # noqa: E731
-        if width > 1000:
-            for part in (
-                ".tinker-map",
-                ".tinker-answer",
-                ".tinker-arcs",
-                ".tinker-plane",
-                "input[type=range]",
-            ):
-                assert box(part)["y"] + box(part)["height"] <= height
-        else:
-            page.get_by_role("button", name="leave all").scroll_into_view_if_needed()
-            assert 0 <= box(".tinker-answer")["y"] < height / 2  # it stays in view
-        check_screen(page, "#tinker", width)
-        page.focus('[data-head="3-1"]')
-        page.keyboard.press("ArrowDown")
-        assert page.evaluate("document.activeElement.ariaLabel").startswith("head 2-1, ")
-        page.get_by_role("button", name="play").click()
-        arcs = box(".tinker-arcs")  # of the step, in view on a phone, too
-        assert (
-            arcs["y"] >= 0
-            and arcs["y"] + arcs["height"] <= height
-            and page.locator(".tinker-told").is_visible()
-        )
 
 
 def test_without_javascript_a_picture_stands_there(address):

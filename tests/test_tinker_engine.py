@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from browser import PUSHED, browser, needs_browser, one_browser, tinker  # noqa: F401
+from browser import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
 from towerlab.measure.chain import LOCATING, Run

@@ -106,13 +106,16 @@ def kill_when(process, ready, seconds=240):
 
 
 def kill(process):
-    """kill -9 of a command and all that it started, also what has a session of its own."""
-    children = subprocess.run(
-        ["ps", "-eo", "pid,ppid"], text=True, stdout=subprocess.PIPE
-    ).stdout.split("\n")[1:-1]
-    pairs, doomed = [tuple(map(int, line.split())) for line in children], [process.pid]
+    """kill -9 of a command and all that it started, also what has a session of its own. Each is
+    stopped before its children are listed, so that it starts no other meanwhile."""
+    doomed = [process.pid]
     for parent in doomed:
-        doomed += [pid for pid, of in pairs if of == parent]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parent, signal.SIGSTOP)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(parent)], text=True, stdout=subprocess.PIPE
+        ).stdout
+        doomed += map(int, children.split())
     for pid in doomed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
