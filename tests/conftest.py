@@ -45,13 +45,7 @@ KINDS = ("gpt2", "gptj", "llama")
 block, grouped heads"""
 NINE = (*KINDS, "gpt_neox", "gpt_neo", "gemma3_text", "olmo2", "phi3", "smollm3")
 """Architectures that between them use every field of `Architecture`"""
-EVERY_KIND = (
-    "test_identities.py",
-    "test_attention.py",
-    "test_query_key.py",
-    "test_edits.py",
-    "test_independent.py",
-)
+EVERY_KIND = ("test_identities.py", "test_query_key.py", "test_edits.py", "test_independent.py")
 """Tests of what differs between architectures: these run on NINE, and with --nightly on all"""
 
 
