@@ -35,7 +35,7 @@ PAGES += ["CITATION.cff"] if Path("CITATION.cff").is_file() else []  # part of a
 toc = yaml.safe_load(Path("_toc.yml").read_text())
 notebooks = [Path(f"{page}.ipynb") for page in building.listed(toc)]
 about = {path.stem: json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {}) for path in notebooks if path.is_file()}
-claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv").open())}
+claimed = {row["chapter"] for of in ("claims", "figures") for row in csv.DictReader((data_folder() / f"{of}.csv").open())}
 
 def reads(name):
     """The files of a chapter's measurements: of the default model, unless it is recorded under these settings, and of all that are."""
@@ -81,7 +81,6 @@ rule measure:
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
     evidence = [f"_build/evidence/{number(name)}.csv"] if number(name) in claimed else []
-    evidence += [f"_build/evidence/exhibits/{number(name)}.csv"] if "beside_paper(" in Path(f"book/{name}.ipynb").read_text("utf8") else []
     rule:
         name: f"chapter_{name}"
         input: f"book/{name}.ipynb", list(reads(name)), LIB_OF_CHAPTERS, DATA_OF_CHAPTERS, others,

@@ -43,7 +43,7 @@ COLUMNS = [
     "control",
     "p",
     "p_holm",
-    "note",
+    "words",
 ]
 
 
@@ -190,7 +190,7 @@ def main(words: Sequence[str]) -> int:
             ["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]
         ].to_string(index=False)
     )
-    for why, of in table[table["verdict"] == claims.NOT_TESTABLE].groupby("note"):
+    for why, of in table[table["verdict"] == claims.NOT_TESTABLE].groupby("words"):
         print(f"not testable, {why}: {', '.join(of['claim'])}")
     if len(hits := table["hit"].dropna()):
         print(

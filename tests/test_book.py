@@ -82,12 +82,9 @@ def test_models_that_do_not_learn_are_named(chapter):
         "attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={}
     )
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
-    assert chapter.rows[1].note.startswith(
-        "too few blocks to tell whether it learns the task: accuracy "
-    )
+    why = "too few class pairs to tell whether it learns the task: accuracy "
+    assert chapter.rows[1].words.startswith(why) and f"</b>: {why}" in chapter.texts[0]
     assert "c:" not in chapter.texts[0]  # it does not have this measurement
-    chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
-    assert "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
     chapter.figure(
         "1.2",
         pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]),
@@ -97,18 +94,28 @@ def test_models_that_do_not_learn_are_named(chapter):
     assert 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
 
-def test_too_few_blocks_are_not_a_model_that_does_not_learn():
-    few = Interval(0.84, (8, 3), 0.38, 1.31)
-    assert (
-        pages.not_learned(few)
-        == "too few blocks to tell whether it learns the task: accuracy 84% [38%, 100% (cut)]"
-    )
-    assert (
-        pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56))
-        == "does not learn the task: accuracy 50% [45%, 56%]"
-    )
-    assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few class pairs")
-    assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
+@pytest.mark.parametrize(
+    ("learned", "words"),
+    [
+        (Interval(0.84, (8, 3), 0.38, 1.31), "too few class pairs .*: accuracy 84% .38%, 100%.$"),
+        (Interval(0.5, (20, 9), 0.45, 0.56), "does not learn the task: accuracy 50% .45%, 56%.$"),
+        (Interval(0.02, (8, 3), -0.1, 0.2), "does not learn the task: accuracy 2% .0%, 20%.$"),
+        (Interval(1.0, (1, 1)), "too few class pairs to tell whether it learns"),
+    ],
+)
+def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learned, words):
+    chapter.models["a"].learned = learned
+    refused(words, chapter.models["a"].check_learned)
+
+
+def test_eight_right_answers_of_two_class_pairs_do_not_tell_that_a_model_learns(chapter):
+    """F12: their share has no spread, and was 100% [100%, 100%]."""
+    few = prompts(8)
+    few["pair"] = ("prompt", [PAIRS[i % 2] for i in range(8)])
+    chapter.files["a", "heads"] = dataset().isel(prompt=slice(8)).assign_coords(few)
+    learned = chapter.models["a"].learned
+    assert learned.estimate == 1 and f"{learned:.0%}" == "100% [no interval, n = 2]"
+    refused("too few class pairs to tell", chapter.models["a"].check_learned)
 
 
 def test_a_claim_without_a_line_and_values_of_another_form_are_refused(chapter):

@@ -1,8 +1,6 @@
 """The rule of evidence on hand-made observations: every branch, by numbers that can be checked by
 hand; and what is refused."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +9,9 @@ from conftest import refused
 from twotowers import choose, claims, evidence
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import compare, not_testable, over_sets
+from twotowers.evidence import compare, over_sets
 from twotowers.heads import Head
-from twotowers.selection import select
+from twotowers.selection import Model
 
 LINE = {
     "id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0,
@@ -72,7 +70,8 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         (WIDE, {}, claims.UNDECIDED, {}),
         (LITTLE, {}, claims.SMALL, {}),  # clear of zero, 0.09 where 0.1 would matter
         ([0.56, 0.6, 0.58, 0.62], {}, claims.SMALL, {"null": 0.5}),  # as far above its null
-        ([0.5] * 4, {}, claims.HOLDS, {"smallest": 0.5}),  # just as much as would matter
+        ([0.5] * 8, {}, claims.HOLDS, {"smallest": 0.5}),  # just as much as would matter
+        ([0.5] * 5, {}, claims.UNDECIDED, {}),  # too few class pairs, all alike (F12)
         (LITTLE, {"control": random_sets(UP)}, claims.SMALL, {}),
         (UP, {"control": random_sets(USUAL, high=1)}, claims.HOLDS, {}),  # one of twenty is allowed
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
@@ -93,7 +92,8 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
 )
 def test_rule(effect, others, verdict, cells):
     row = compare(claim(**cells), "m", prompts(effect), **others)
-    assert row.verdict == verdict and bool(row.note) == (verdict == claims.NOT_TESTABLE)
+    assert row.verdict == verdict and row.words
+    assert np.isnan(row.effect) == (verdict == claims.NOT_TESTABLE)
 
 
 def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
@@ -126,7 +126,9 @@ def test_a_row_tells_effect_control_and_share():
         and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
     )
     assert evidence.p_of_sets(row.share, row.draws) == 3 / 21
-    assert not_testable(claim(), "m", "no heads").note == "no heads"
+    assert row.words.startswith("+53.8% [") and row.words.endswith(
+        "; control +20.0%, 2 of 20 different random sets reach it (p = 0.14)"
+    )
 
 
 def names(values):
@@ -187,10 +189,14 @@ def two_sets(heads):
     return [[(1, head) for _, head in heads], [(1, 2)] * len(heads)]
 
 
+def model_of(turns, drawn):
+    model = Model.__new__(Model)
+    model.sets, model.turns, model.drawn = SETS, turns, drawn
+    return model
+
+
 def of_claim(cells, values, control=None, turns=one_turn):
-    return select(
-        claim(**cells), values, control, SimpleNamespace(sets=SETS, turns=turns, drawn=two_sets)
-    )
+    return model_of(turns, two_sets).select(claim(**cells), values, control)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +217,8 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     def turns(values):
         yield {"by attention": heads}, values
 
-    model = SimpleNamespace(
-        turns=turns, drawn=lambda of: choose.matched_sets(of, 1, n_heads, 1, 1000)
-    )
-    effect, control = select(claim(**BY_ATTENTION), values, None, model)
+    model = model_of(turns, lambda of: choose.matched_sets(of, 1, n_heads, 1, 1000))
+    effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = compare(claim(control="random sets"), "m", effect, control=control)
     assert (control.sizes["random_set"], row.draws, row.share, row.verdict) == (
         1000,

@@ -32,11 +32,9 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     }
     judged = [(item, verdict.replace("_", " "), model) for item, both in verdicts.items()
               for model, verdict in zip("ab", both.split(), strict=True)]  # fmt: skip
-    monkeypatch.setattr(first.evidence, "read", lambda folder: rows)
+    results = pd.DataFrame(judged, columns=["claim", "verdict", "model"])
     monkeypatch.setattr(
-        first.exhibits,
-        "read",
-        lambda folder: pd.DataFrame(judged, columns=["item", "verdict", "model"]),
+        first.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
     )
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
     assert "2 of 4 results" in text and "they could be tested; 1 of these in all 2." in text

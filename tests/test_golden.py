@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, differences
-from twotowers import evidence, exhibits
+from twotowers import claims, evidence
 from twotowers.figures import VEGA
 from twotowers.paths import shipped_models
 from twotowers.tables import shown_name
@@ -100,11 +100,9 @@ def test_evidence_is_that_of_the_golden_table(request):
 def test_figures_and_exhibits_show_what_is_pinned(request):
     came = [row for number, data in figures() if number not in ARBITRARY
             for row in means(number, data)]  # fmt: skip
-    for row in exhibits.read(BUILD / "evidence/exhibits").to_dict("records"):
-        if row["model"] in MODELS and row["item"] not in exhibits.OF_NO_MODEL:
-            came.append(
-                (row["chapter"], row["item"], row["model"], row["verdict"], 1, row["value"])
-            )
+    for row in evidence.read(BUILD / "evidence", claims.paper_results()).itertuples():
+        if row.model in MODELS and row.claim not in claims.OF_NO_MODEL:
+            came.append((row.chapter, row.claim, row.model, row.verdict, 1, row.effect))
     came = pd.DataFrame(came, columns=COLUMNS)
     both = (
         pinned(FIGURES, came, request)

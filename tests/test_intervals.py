@@ -8,7 +8,7 @@ import xarray as xr
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from twotowers.intervals import linear_ratio, mean, means, ratio, table
+from twotowers.intervals import MIN_EQUAL, linear_ratio, mean, means, ratio, table
 
 
 def prompts(values, pair, labels):
@@ -63,15 +63,16 @@ def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
     assert result.n == (4, 3)
 
 
-@pytest.mark.parametrize("first", [2.0, 2.2])  # with 2.0 the means of both factors are all alike
-def test_a_negative_variance_is_the_larger_one_way(first):
-    values = prompts([first, -1.0, -1.0, 2.0], "aabb", "xyxy")
+def test_a_negative_variance_is_the_larger_one_way():
+    values = prompts([2.2, -1.0, -1.0, 2.0], "aabb", "xyxy")
     of_pairs, of_labels, of_cells = slow_variances(values)
     assert of_pairs + of_labels < of_cells
     error = np.sqrt(max(of_pairs, of_labels))
     np.testing.assert_allclose(
         mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error
     )
+    # the means of both factors are all alike
+    assert np.isnan(mean(prompts([2.0, -1.0, -1.0, 2.0], "aabb", "xyxy")).low)
 
 
 def test_the_covariance_of_a_ratio_is_that_along_it():
@@ -83,7 +84,7 @@ def test_the_covariance_of_a_ratio_is_that_along_it():
 
 
 def test_equal_values_one_cluster_and_none():
-    equal = mean(prompts([0.5, 0.5, 0.5], "abc", "xyx"))
+    equal = mean(prompts([0.5] * 8, "abcdefgh", "xyxyxyxy"))
     assert equal.low == equal.high == 0.5 and equal.p == 0
     single = mean(prompts([0.5, 0.7], "aa", "xy"))
     assert (
@@ -146,9 +147,25 @@ def test_a_share_of_what_may_be_zero_has_no_number():
 
 
 def test_the_same_share_everywhere_has_no_spread():
-    whole = prompts([10.0, 12.0, 11.0], "abc", "xxx")
+    whole = prompts([10.0, 12.0, 11.0, 10.0, 12.0, 11.0], "abcdef", "x" * 6)
     result = ratio(whole / 4, whole)
     np.testing.assert_allclose([result.low, result.estimate, result.high], 0.25)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_few_class_pairs_that_are_all_alike_have_no_interval(share):
+    """Of eight answers of two class pairs, all are right, or as many in each (F12)."""
+    for pairs in (2, 5, 6):
+        right = np.tile([True] * int(4 * share) + [False] * int(4 - 4 * share), pairs)
+        part = prompts(right, np.repeat(list("abcdef")[:pairs], 4), np.tile(list("xyzw"), pairs))
+        for labels in (part["labels"].values, ["x"] * len(right)):
+            result = mean((part > 0).assign_coords(labels=("prompt", labels)), ["pair"])
+            assert result.estimate == pytest.approx(share) and np.isnan(result.low) == np.isnan(
+                result.p
+            )
+            assert np.isnan(result.low) == (pairs < MIN_EQUAL)
+        whole = prompts([4.0, 5.0, 6.0] * pairs, list("abcdef")[:pairs] * 3, "x" * 3 * pairs)
+        assert np.isnan(ratio(whole / 2, whole).low) == (pairs < MIN_EQUAL)
 
 
 @pytest.mark.parametrize("clusters", [["pair", "labels"], ["labels"]])

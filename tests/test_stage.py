@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from tags import Page
 from twotowers import pages
 from twotowers.claims import Claim
-from twotowers.evidence import EvidenceRow, not_testable
+from twotowers.evidence import verdict_row
 from twotowers.figures import VEGA
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
@@ -88,40 +88,12 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     claim = Claim.model_construct(
         **dict.fromkeys(Claim.model_fields, text) | {"id": "a-b", "null": 0.0, "smallest": None}
     )
-    sizes = {"prompts": 12, "n": 3, "label_pairs": 2, "form": text, "share": 0.1, "draws": 20}
-    row = EvidenceRow(
-        text,
-        text,
-        text,
-        model,
-        text,
-        effect=1.0,
-        effect_low=0.5,
-        effect_high=1.5,
-        control=0.1,
-        **sizes,
-    )
-    rows = pd.DataFrame([not_testable(claim, model, text), row])
-    assert set(Page(pages.sentence(claim, rows, {model: text})).tags) <= {
-        "div",
-        "p",
-        "ul",
-        "li",
-        "b",
-        "details",
-        "summary",
-        "code",
-    }
-    rows = rows.assign(claim="learned", statement=text, chapter=text, unit=text)
-    assert set(Page(pages.verdict_table(rows).data).tags) <= {
-        "table",
-        "tr",
-        "th",
-        "td",
-        "a",
-        "br",
-        "small",
-    }
+    rows = [verdict_row(claim, model, text, text)]
+    tags = {"div", "p", "ul", "li", "b", "details", "summary"}
+    assert set(Page(pages.sentence(claim, rows, "Prompts", text)).tags) <= tags
+    table = pages.verdict_table(pd.DataFrame(rows), {claim.id: claim}).data
+    html = MarkdownIt().enable("table").render(table)
+    assert not {"script", "img", "svg", "noscript"} & set(Page(html).tags)
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):

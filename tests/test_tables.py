@@ -10,7 +10,7 @@ from chapter_runs import evidence_of
 from conftest import refused
 from pydantic import Field, model_validator
 from towerlab.prompts import blocks
-from twotowers import evidence, exhibits, settings
+from twotowers import claims, evidence, settings
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.tables import Row, Text, read_table
@@ -77,16 +77,12 @@ def test_what_is_wrong_is_named_with_file_and_line(table, wrong, words):
 @pytest.mark.parametrize("page", ["scorecard", "figure-by-figure"])
 def test_pages_show_models_with_names_that_look_missing(page, monkeypatch, tmp_path):
     names = ["null", "NA", "None", "nan", "360"]
-    claim = evidence.claims()["learned"]
-    exhibit = exhibits.exhibits()["figure 6"]
+    about = claims.claims()["learned"], claims.paper_results()["figure 6"]
     for name in names:
-        row = evidence.not_testable(claim, name, "no reason")
-        pd.DataFrame([row]).to_csv(tmp_path / f"{name}.csv", index=False)
-        rows = exhibits.rows(exhibit, "4.1", {name: (0.5, "half")}, {})
-        (tmp_path / "exhibits").mkdir(exist_ok=True)
-        pd.DataFrame(rows).to_csv(tmp_path / "exhibits" / f"{name}.csv", index=False)
+        rows = [evidence.verdict_row(of, name, "not testable", "no reason") for of in about]
+        pd.DataFrame(rows).to_csv(tmp_path / f"{name}.csv", index=False)
     assert sorted(evidence_of(page, monkeypatch, tmp_path)["model"]) == sorted(names)
-    assert sorted(exhibits.read(tmp_path / "exhibits")["model"]) == sorted(names)
+    assert sorted(evidence.read(tmp_path, claims.paper_results())["model"]) == sorted(names)
 
 
 def test_the_word_lists_are_what_their_card_tells():

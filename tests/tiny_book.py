@@ -64,6 +64,7 @@ def make(home):
         "_config.yml",
         "data/published.csv",
         "data/claims.csv",
+        "data/figures.csv",
         "data/versions.csv",
         "data/variables.csv",
         "data/models/names.csv",

@@ -22,7 +22,7 @@ import yaml
 from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
 from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
-from twotowers import claims, evidence, exhibits
+from twotowers import claims, evidence
 from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder
 
@@ -136,16 +136,18 @@ def sentences(rows: pd.DataFrame) -> list[str]:
 def findings(build: Path) -> str:
     """What of the paper agrees in every model, in some, in none, and what is new, counted from the
     verdicts of the chapters."""
-    rows, judged = evidence.read(build / "evidence"), exhibits.read(build / "evidence/exhibits")
+    rows, judged = (
+        evidence.read(build / "evidence", of) for of in (claims.claims(), claims.paper_results())
+    )
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
-    judged = judged[~judged["item"].isin(exhibits.OF_NO_MODEL)]
-    asked = judged[judged["verdict"] != exhibits.UNTESTABLE]
-    of_items = asked.groupby("item", sort=False)["verdict"].agg(set)
-    never = sum(exhibits.AGREES not in verdicts for verdicts in of_items)
-    always = sum(verdicts == {exhibits.AGREES} for verdicts in of_items)
-    n_models, agrees = judged["model"].nunique(), judged[judged["verdict"] == exhibits.AGREES]
-    whole = int((agrees.groupby("item")["model"].nunique() == n_models).sum())
+    judged = judged[~judged["claim"].isin(claims.OF_NO_MODEL)]
+    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
+    of_items = asked.groupby("claim", sort=False)["verdict"].agg(set)
+    never = sum(claims.AGREES not in verdicts for verdicts in of_items)
+    always = sum(verdicts == {claims.AGREES} for verdicts in of_items)
+    n_models, agrees = judged["model"].nunique(), judged[judged["verdict"] == claims.AGREES]
+    whole = int((agrees.groupby("claim")["model"].nunique() == n_models).sum())
     product = rows[rows["claim"] == "product"]["verdict"]
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."

@@ -13,10 +13,11 @@ writes the rows of evidence.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -28,26 +29,15 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import (
-    choose,
-    claims,
-    evidence,
-    exhibits,
-    explore,
-    figures,
-    files,
-    intervals,
-    pages,
-    selection,
-)
-from twotowers.claims import Claim
+from twotowers import choose, claims, evidence, explore, figures, files, intervals, pages
+from twotowers.claims import NOT_TESTABLE, Claim, Statement
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import EvidenceRow
-from twotowers.heads import Head, Heads
+from twotowers.evidence import EvidenceRow, verdict_row
+from twotowers.heads import Head
 from twotowers.measurements import Measurements
-from twotowers.settings import Form, Settings
-
-DRAWS = 1000
+from twotowers.selection import Model
+from twotowers.settings import Settings
+from twotowers.tables import shown_name
 
 
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
@@ -71,59 +61,12 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
     return Chapter(Settings.of({name: cells.get(name) for name in given}))
 
 
-class Model:
-    """One model as claims ask of it: `sets` of heads, random ones, and its prompts.
-
-    `learned`: its accuracy between the two labels on judging blocks.
-    """
-
-    def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
-        self.name, self.chapter, self.heads = name, chapter, heads
-        self.learned = intervals.mean(heads["logit_difference"] > 0)
-
-    @property
-    def sets(self) -> dict[str, list[Head]]:
-        return self.chapter.sets[self.name]
-
-    @property
-    def form(self) -> Form:
-        """The form of its prompts: what its measurements were given, else the best-learned one."""
-        given = json.loads(self.heads.attrs["identity"])
-        if given["k"] and given["separator"]:
-            return Form(given["k"], given["separator"])
-        return choose.form(self.chapter.measured("forms", labels="all")[self.name])
-
-    def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """Sets by the same rules, from locating blocks of other class pairs and label pairs.
-
-        Yields:
-            (sets, the prompts of `target` that they judge).
-        """
-        locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
-        for chooses, judges in choose.turns(locating, target):
-            if not chooses.sizes["prompt"]:
-                raise NotTestable(
-                    "no locating block has other classes and other labels: give more (locate)"
-                )
-            yield choose.head_sets(chooses, self.chapter.settings.top_k), judges
-
-    def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
-        """So many random sets matched to some heads, also where one comes again."""
-        n_layers, n_heads, n_kv = (
-            int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
-        )
-        return choose.matched_sets(
-            [Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws
-        )
-
-
 class Chapter(Measurements):
     """Measurements of all models, claims and figures of one notebook."""
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self.rows: list[EvidenceRow] = []
-        self.exhibits: dict[str, list[dict]] = {}
         if settings.blocks < pages.QUICK and self.model not in files.precomputed_models():
             pages.quick_look(self.model, settings.blocks)
 
@@ -158,7 +101,7 @@ class Chapter(Measurements):
         Args:
             claim: the id of a line of data/claims.csv.
             values: model -> values of every prompt, over the dimensions that the line wants
-                (`selection.select`).
+                (`Model.select`).
             whole: model -> (prompt,), what they are a share of.
             control: model -> the same values of random sets, with a dimension `random_set` more.
             gate: a model that does not learn the task is "not testable"; False for the claim that
@@ -181,44 +124,42 @@ class Chapter(Measurements):
             try:
                 if model in why:
                     raise NotTestable(why[model])
-                of = self._learned(model, gate)
-                all_of = None if whole is None else whole[model]
+                of_whole = None if whole is None else whole[model]
                 random = None if control is None else control.get(model)
-                rows.append(self._row(line, of, values[model], all_of, random))
+                rows.append(self._judged(line, model, values[model], of_whole, random, gate))
             except NotTestable as error:
-                rows.append(evidence.not_testable(line, model, str(error)))
+                rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
             except TwoTowersError as error:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
-        self.rows = [row for row in self.rows if row.claim != claim] + rows
-        table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
-        elsewhere = shared if line.control == "random sets" else ()
-        display(HTML(pages.sentence(line, table, elsewhere)))
-        with_effect = table.dropna(subset="effect")
+        rests_on: dict[str, list[str]] = {}
+        for row in (row for row in rows if row.n):
+            basis = f"{row.prompts / row.n:.3g} prompts a class pair, {row.n} × {row.label_pairs} "
+            basis += f"class and label pairs, {row.form}"
+            rests_on.setdefault(basis, []).append(shown_name(row.model))
+        details = "; ".join(f"{', '.join(names)}: {basis}" for basis, names in rests_on.items())
+        self._show(line, rows, "Prompts", details)
+        table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
         # Without a control or a threshold a chart would repeat the sentence.
-        if with_effect["draws"].any() or (line.null and len(with_effect)):
+        if len(table) and (line.null or table["draws"].any()):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
-            chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
+            chart = figures.forest(table, title=line.measure + unit, null=line.null)
             display(chart.properties(description=line.statement))
 
-    def _learned(self, model: str, gate: bool) -> Model:
-        """A model that learns the task, or any where there is no gate. Raises NotTestable."""
-        if model not in self.models:
-            raise NotTestable("its answers are not measured, so whether it learns is unknown")
-        of = self.models[model]
-        if gate and not of.learned.low > pages.CHANCE:
-            raise NotTestable(pages.not_learned(of.learned))
-        return of
-
-    def _row(
+    def _judged(
         self,
         claim: Claim,
-        model: Model,
+        name: str,
         values: xr.DataArray,
         whole: xr.DataArray | None,
         random: xr.DataArray | None,
+        gate: bool,
     ) -> EvidenceRow:
-        effect, control = selection.select(claim, values, random, model)
+        if name not in self.models:
+            raise NotTestable("its answers are not measured, so whether it learns is unknown")
+        model = self.models[name]
+        if gate:
+            model.check_learned()
+        effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["random_set"]  # files hold those that this rule draws
             sets = model.drawn(
@@ -227,15 +168,19 @@ class Chapter(Measurements):
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
             control = control.assign_coords(sets=("random_set", names))
         choice = intervals.mean(model.heads["logit_difference"]).estimate
-        return evidence.compare(
-            claim,
-            model.name,
-            effect,
-            whole=whole,
-            control=control,
-            choice=choice,
-            form=str(model.form),
+        form = str(model.form)
+        row = evidence.compare(
+            claim, name, effect, whole=whole, control=control, choice=choice, form=form
         )
+        if claim.control == "random sets" and model.heads.attrs["key_value_heads"] == 1:
+            elsewhere = ", from other layers, since all heads of a layer share their keys"
+            row = replace(row, words=row.words + elsewhere)
+        return row
+
+    def _show(self, about: Statement, rows: list[EvidenceRow], summary: str, details: str) -> None:
+        """Show the sentence of a statement, and keep its rows of evidence."""
+        self.rows = [row for row in self.rows if row.claim != about.id] + rows
+        display(HTML(pages.sentence(about, rows, summary, details)))
 
     def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
         """Different random sets matched to a named set: same layers, other key-value groups.
@@ -257,23 +202,10 @@ class Chapter(Measurements):
     table = staticmethod(intervals.table)
 
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
-        """Show a chart, or a table, with its number and caption: what to see, then how it was made.
-
-        Once "heads" was opened the caption also names, with their accuracy, models in no verdict
-        since they do not learn the task or too few blocks tell.
-        """
+        """Show a chart or a table with its number and caption: what to see, how it was made."""
         data = getattr(shown, "data", None)
-        drawn = data if isinstance(data, pd.DataFrame) else None
-        if drawn is not None and drawn.empty:
+        if isinstance(data, pd.DataFrame) and data.empty:
             caption += " Nothing to draw: no model has these numbers."
-        if self.is_open("heads"):
-            learned = {model: of.learned for model, of in self.models.items()}
-            chance = [
-                f"{m} ({pages.not_learned(of)})"
-                for m, of in learned.items()
-                if not of.low > pages.CHANCE
-            ]
-            caption += f" In no verdict: {', '.join(chance)}." if chance else ""
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
@@ -288,13 +220,17 @@ class Chapter(Measurements):
             found: model -> (the statistic, in words what it rests on). Models left out elsewhere
                 are not testable here.
         """
-        exhibit = exhibits.exhibits().get(item)
-        if exhibit is None or exhibit.not_run:
+        result = claims.paper_results().get(item)
+        if result is None or result.not_run:
             raise TwoTowersError(f"no rule for '{item}' in data/figures.csv: add one with its date")
-        why = {m: reason for m, reason in self.left_out.items() if m not in found}
-        of_models = exhibits.rows(exhibit, figure, found, why)
-        self.exhibits[item] = of_models
-        display(HTML(exhibits.sentence(exhibit, of_models)))
+        left_out = {model: (math.nan, why) for model, why in self.left_out.items()}
+        rows = [
+            verdict_row(result, m, result.judge(value), words, effect=value, figure=figure)
+            for m, (value, words) in (left_out | dict(found)).items()
+        ]
+        rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
+        rule += f"from {result.part:g} on in part."
+        self._show(result, rows, f"Rule of {result.rule}", rule)
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
         """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`).
@@ -311,15 +247,12 @@ class Chapter(Measurements):
             os.environ.get("TWOTOWERS_EVIDENCE")
             or files.folder(self.settings, self.model) / "evidence"
         )
-        every = [row for of_models in self.exhibits.values() for row in of_models]
-        for place, rows in ((folder, self.rows), (folder / "exhibits", every)):
-            if not rows:
-                continue
-            table = pd.DataFrame(rows)
-            try:
-                with files.atomic_write(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
-                    table.to_csv(scratch, index=False)
-            except TwoTowersError as error:
-                if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
-                    raise
-                pages.note(f"Verdicts are not kept: {error}")
+        if not self.rows:
+            return
+        try:
+            with files.atomic_write(folder / f"{self.rows[0].chapter}.csv") as scratch:
+                pd.DataFrame(self.rows).to_csv(scratch, index=False)
+        except TwoTowersError as error:
+            if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
+                raise
+            pages.note(f"Verdicts are not kept: {error}")

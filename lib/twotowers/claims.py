@@ -1,12 +1,17 @@
-"""What the book says, as tables: claims with their rules, and findings that rest on their verdicts.
+"""Claims of this book, results of the paper, and findings that rest on their verdicts, as tables.
 
-    claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
+    >>> claims()["learned"].statement
+    'The model learns the classes from the demonstrations.'
+    >>> paper_results()["figure 6"].judge(0.95)
+    'agrees'
 
-Each table is read through one model (`tables`): a wrong cell is named with its line.
+Each table is read with one class per row (`tables`), so an error names the line of a wrong cell.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Literal
 
 import pandas as pd
@@ -28,21 +33,41 @@ VERDICTS = {
     NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
     "the rule names no heads; or there is nothing to be a share of",
 }
+AGREES, IN_PART, DISAGREES = "agrees", "in part", "does not agree"
+OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
+"""Results of the paper (a timing, an identity, arithmetic) that are about no model: not counted"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
 
-class Claim(Row):
-    """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the
-    rule was written.
+class Statement(Row):
+    """A sentence that has a verdict for each model: a claim, or a result of the paper.
+
+    `rule`: date on which its rule was fixed; `seen`: results that were known then.
+    """
+
+    id: Text
+    chapter: str
+    statement: Text
+    source: Text
+    measure: str
+    rule: str
+    seen: str
+
+    @property
+    def anchor(self) -> str:
+        """Name of the sentence in a page, such as "claim-learned" or "paper-figure-6"."""
+        return re.sub(r"\W", "-", f"{'claim' if isinstance(self, Claim) else 'paper'} {self.id}")
+
+
+class Claim(Statement):
+    """A row of data/claims.csv: a claim, how it is measured, and what it needs.
 
     `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a
     share of the model's choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of
     `choose` or of the ablations; empty where none is. `control`: what its effect must exceed.
-    `rule`: date on which null, smallest and measure were fixed; `seen`: what had been seen then.
     """
 
-    id: Text
     chapter: Text
     statement: Text = Field(pattern=r"\.$")
     measure: Text
@@ -51,7 +76,6 @@ class Claim(Row):
     unit: Literal["nats", "share", "words of ten"]
     heads: Literal["", "located", "by writing", "by attention", "by increase", "paper's twelve"]
     control: Literal["random sets", "random sets and directions", "none"]
-    source: Text
     rule: Text
     seen: Text
 
@@ -63,11 +87,54 @@ class Claim(Row):
             raise ValueError(f"give a 'smallest' above 0; 0 is for a null of {THRESHOLD}")
         return self
 
+    @property
+    def format(self) -> str:
+        """Format of its numbers. Shares have a sign unless one half is their null."""
+        if self.unit != "share":
+            return "+z.2f"  # z: no -0.00
+        return "z.0%" if self.null == THRESHOLD else "+z.1%"
+
+
+class PaperResult(Statement):
+    """A row of data/figures.csv: a figure, table or other result of the paper, in its order.
+
+    `statement`: what the paper says, in our words; `published`: its printed value. `measure`: the
+    number that is judged, larger is nearer to the paper; `agrees`, `part`: from where on it agrees,
+    or does in part. `seen`: the models whose result was known. `not_run`: why there is no
+    number.
+    """
+
+    published: str
+    agrees: Optional
+    part: Optional
+    not_run: str
+
+    @model_validator(mode="after")
+    def _judged_or_not_run(self) -> PaperResult:
+        rule = (self.measure, self.agrees, self.part, self.rule, self.chapter)
+        if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
+            raise ValueError(
+                "give measure, agrees, part, rule and chapter, or say in not_run why not"
+            )
+        if not self.not_run and not self.part <= self.agrees:  # type: ignore[operator]
+            raise ValueError("'part' lies above 'agrees'")
+        return self
+
+    def judge(self, value: float) -> str:
+        """Return the verdict on a value of its measure; NaN is not testable."""
+        levels = {AGREES: self.agrees, IN_PART: self.part, DISAGREES: -math.inf}
+        return next((v for v, of in levels.items() if value >= of - 1e-9), NOT_TESTABLE)  # type: ignore[operator]
+
 
 def claims() -> dict[str, Claim]:
-    """id -> claim, in the order of data/claims.csv. Raises TwoTowersError, naming the line, for a
-    wrong table."""
-    return {claim.id: claim for claim in read_table(data_folder() / "claims.csv", Claim, ("id",))}
+    """Return the claims by their id, in order. Raise TwoTowersError, with the line, for a wrong
+    table."""
+    return {row.id: row for row in read_table(data_folder() / "claims.csv", Claim, ("id",))}
+
+
+def paper_results() -> dict[str, PaperResult]:
+    """Return the results of the paper by their name, such as "figure 6", in the paper's order."""
+    return {row.id: row for row in read_table(data_folder() / "figures.csv", PaperResult, ("id",))}
 
 
 def findings() -> pd.DataFrame:

@@ -19,7 +19,7 @@ does; a rule that names no heads; a share of what is not clear of zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,13 @@ from twotowers.claims import (
     SMALL,
     UNDECIDED,
     Claim,
+    Statement,
     claims,
 )
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 from twotowers.intervals import Interval, check_clusters, mean, means, ratio
-from twotowers.tables import read_written
+from twotowers.tables import read_csv
 
 LEAST, MOST = 20, 0.05
 SHARE_OF_CHOICE = 0.05
@@ -62,15 +63,20 @@ class Control:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`;
-    `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `note`:
-    why it is not testable."""
+    """The verdict on a claim, or on a result of the paper, in one model.
+
+    `claim`: its id; `words`: what the verdict rests on, or why there is none; `effect`: for a
+    result of the paper the number that is judged; `p`: two-sided, that the effect is the null;
+    `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `figure`:
+    of this book, next to the paper's. NaN: there is no such number.
+    """
 
     claim: str
-    statement: str
-    chapter: str
     model: str
     verdict: str
+    words: str
+    statement: str
+    chapter: str
     effect: float = np.nan
     effect_low: float = np.nan
     effect_high: float = np.nan
@@ -87,26 +93,16 @@ class EvidenceRow:
     n: int = 0
     label_pairs: int = 0
     form: str = ""
-    null: float = np.nan
     smallest: float = np.nan
     unit: str = ""
-    rule: str = ""
-    note: str = ""
+    figure: str = ""
 
 
-COLUMNS = [field.name for field in fields(EvidenceRow)]
-
-
-def _row(claim: Claim, model: str, verdict: str, **numbers: Any) -> EvidenceRow:
-    about = {
-        name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")
-    }
-    return EvidenceRow(claim=claim.id, model=model, verdict=verdict, **about, **numbers)
-
-
-def not_testable(claim: Claim, model: str, why: str) -> EvidenceRow:
-    """The row of a model on which the claim cannot be tested, and why."""
-    return _row(claim, model, NOT_TESTABLE, note=why)
+def verdict_row(
+    about: Statement, model: str, verdict: str, words: str, **numbers: Any
+) -> EvidenceRow:
+    """Return the row of a statement and model; `numbers` are further fields."""
+    return EvidenceRow(about.id, model, verdict, words, about.statement, about.chapter, **numbers)
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
@@ -175,33 +171,35 @@ def compare(
     """
     check_prompts(values, whole, control)
     if not values.size:
-        return not_testable(claim, model, "there are no such prompts")
+        return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
     effect = _effect(values, whole)
     if np.isnan(effect.estimate) and whole is not None:
-        return not_testable(
-            claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}"
-        )
+        words = f"what it is a share of is not clear of zero: {mean(whole):+.3f}"
+        return verdict_row(claim, model, NOT_TESTABLE, words)
     against = None if control is None else _control(effect, values, whole, control)
-    p = mean(values - claim.null * (1.0 if whole is None else whole)).p
     smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
-    numbers = _bounds("effect", effect)
+    words = f"{effect:{claim.format}} {claim.unit}".removesuffix(" share")
+    parts = {"effect": effect}
+    numbers: dict[str, Any] = {"prompts": values.size, "form": form, "smallest": smallest}
     if against is not None:
-        numbers |= _bounds("control", against.mean) | _bounds("difference", against.difference)
+        parts |= {"control": against.mean, "difference": against.difference}
         numbers |= {"share": against.share, "draws": against.draws}
-    rests_on = {"prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form}
-    return _row(
+        reach, p = round(against.share * against.draws), p_of_sets(against.share, against.draws)
+        words += f"; control {against.mean.estimate:{claim.format}}, {reach:,} of "
+        words += f"{against.draws:,} different {claim.control} reach it (p = {p:.2g})"
+    for name, part in parts.items():
+        numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
+    return verdict_row(
         claim,
         model,
         judge(effect, claim.null, smallest, against),
-        p=p,
-        smallest=smallest,
+        words,
+        p=mean(values - claim.null * (1.0 if whole is None else whole)).p,
+        n=effect.n[0],
+        label_pairs=effect.n[1],
+        unit=claim.unit,
         **numbers,
-        **rests_on,
     )
-
-
-def _bounds(name: str, part: Interval) -> dict[str, Any]:
-    return {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
 
 
 def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
@@ -301,13 +299,23 @@ def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     )
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty
-    where none did.
+def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
+    """Return the rows of evidence that chapters wrote, in the order of the statements.
 
-    The column `p_holm` is p, corrected for all rows of the same model.
+    Args:
+        folder: Folder of their files.
+        statements: Ids of claims, or names of results of the paper; by default all claims.
+
+    Returns:
+        Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model. Without
+        any file there are no rows.
     """
-    rows = read_written(folder, "claim", claims(), COLUMNS)
+    parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
+    rows = pd.concat(parts or [pd.DataFrame(columns=[field.name for field in fields(EvidenceRow)])])
+    order = [*(statements or claims())]
+    rows = rows[rows["claim"].isin(order)].sort_values(
+        "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
+    )
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 

@@ -34,11 +34,14 @@ from twotowers.errors import TwoTowersError
 
 CLUSTERS = ("pair", "labels")
 """Coordinates of the two factors: class pair and label pair of a prompt"""
+MIN_EQUAL = 6
+"""Minimum number of clusters with equal means that have an interval: of fewer equal ones nobody can
+tell how clusters vary (in a sign test five equal signs have p = 0.06)"""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with 95% and 90% bounds, NaN where there are fewer than two clusters.
+    """An estimate with 95% and 90% bounds, NaN where clusters are too few (`MIN_EQUAL`).
 
     `n`: clusters of each factor, such as 20 class pairs and 9 label pairs. `p`: of a two-sided test
     that the estimate is zero.
@@ -53,7 +56,7 @@ class Interval:
     p: float = np.nan
 
     def __format__(self, spec: str) -> str:
-        spec = (spec or "+.2f").replace(".", "z.")  # no -0.00
+        spec = (spec or "+.2f").replace("z", "").replace(".", "z.")  # no -0.00
         if np.isnan(self.estimate):
             return "no number"
         if np.isnan(self.low):
@@ -129,6 +132,14 @@ class Sample:
         n = sums.shape[1]
         return sums @ sums.T * n / (n - 1)
 
+    def error(self, direction: Sequence[float]) -> float:
+        """Return the standard error along a direction (variable,), NaN if nobody can tell it: of a
+        single cluster, and of fewer than MIN_EQUAL that are equal."""
+        if self.n[0] < 2:
+            return np.nan
+        error = float(np.sqrt(direction @ self.covariance(direction) @ direction))
+        return error if error > 1e-9 or self.n[0] >= MIN_EQUAL else np.nan
+
     @property
     def freedom(self) -> int:
         return min(n for n in self.n if n > 1) - 1
@@ -138,7 +149,10 @@ class Sample:
 
 
 def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """The mean over prompts, with its interval; where all values are equal, its bounds equal it.
+    """Return the mean over prompts with its interval.
+
+    If the means of all clusters are equal, the bounds equal the mean, or, of fewer than MIN_EQUAL
+    clusters, there are none.
 
     Args:
         values: (prompt,).
@@ -148,21 +162,13 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
         TwoTowersError: as `Sample`.
     """
     sample = Sample(values.values[None], values, clusters)
-    estimate = float(sample.means[0])
-    if sample.n[0] < 2:
+    estimate, error = float(sample.means[0]), sample.error([1.0])
+    if np.isnan(error):
         return Interval(estimate, sample.n)
-    error = float(np.sqrt(sample.covariance([1.0])[0, 0]))
     wide, narrow = sample.t(0.975) * error, sample.t(0.95) * error
     p = 2 * float(stdtr(sample.freedom, -abs(estimate) / error)) if error else float(estimate == 0)
-    return Interval(
-        estimate,
-        sample.n,
-        estimate - wide,
-        estimate + wide,
-        estimate - narrow,
-        estimate + narrow,
-        p,
-    )
+    bounds = (estimate - wide, estimate + wide, estimate - narrow, estimate + narrow)
+    return Interval(estimate, sample.n, *bounds, p)
 
 
 def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
@@ -182,17 +188,17 @@ def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLU
     sample = Sample(np.stack([part.values, whole.values]), part, clusters)
     size = mean(whole, clusters)
     numerator, denominator = map(float, sample.means)
-    if sample.n[0] < 2 and denominator > 0:
-        return Interval(numerator / denominator, sample.n)
-    if not size.low > 0:
+    if not size.low > 0 and not (np.isnan(size.low) and denominator > 0):
         return Interval(np.nan, sample.n)
-    covariance = sample.covariance([1.0, -numerator / denominator])
-    wide, narrow = (
-        _fieller(sample.means, covariance, sample.t(quantile)) for quantile in (0.975, 0.95)
-    )
+    estimate = numerator / denominator
+    direction = [1.0, -estimate]
+    if np.isnan(size.low) or np.isnan(sample.error(direction)):
+        return Interval(estimate, sample.n)
+    covariance = sample.covariance(direction)
+    wide, narrow = (_fieller(sample.means, covariance, sample.t(q)) for q in (0.975, 0.95))
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
-    return Interval(numerator / denominator, sample.n, *wide, *narrow, mean(part, clusters).p)
+    return Interval(estimate, sample.n, *wide, *narrow, mean(part, clusters).p)
 
 
 def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:

@@ -12,106 +12,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, exhibits
-from twotowers.claims import NOT_TESTABLE, Claim
+from twotowers import evidence
+from twotowers.claims import NOT_TESTABLE, PaperResult, Statement
 from twotowers.errors import TwoTowersError
+from twotowers.evidence import EvidenceRow
 from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number, evidence_folder
 from twotowers.tables import shown_name
 
-CHANCE, LEARNS = 0.5, 0.6
-"""Accuracy between two labels by guessing; and one that a model which does not learn the task
-cannot have, with 95% confidence"""
 QUICK = 15
 """Fewer class pairs than these are a quick look; so few blocks have one each"""
 
 
-def share(part: Interval) -> str:
-    """A share with its interval, which cannot reach beyond 0% and 100%: a bound that does is cut,
-    and marked."""
-    if np.isnan(part.low):
-        return f"{part:.0%}"
-    low, high = (
-        f"{np.clip(bound, 0, 1):.0%}{'' if 0 <= bound <= 1 else ' (cut)'}"
-        for bound in (part.low, part.high)
-    )
-    return f"{part.estimate:.0%} [{low}, {high}]"
-
-
-def not_learned(accuracy: Interval) -> str:
-    """Why a model whose accuracy between the labels is not clear of CHANCE is not judged: it does
-    not learn the task, or nobody can tell, where accuracies of LEARNS and more are possible."""
-    why = (
-        "does not learn the task"
-        if accuracy.high < LEARNS
-        else f"too few {'blocks' if accuracy.n[0] > 1 else 'class pairs'} to tell whether it "
-        "learns the task"
-    )
-    return f"{why}: accuracy {share(accuracy)}"
-
-
-def _format(claim: Claim) -> str:
-    """How a claim's numbers are written."""
-    if claim.unit != "share":
-        return "+z.2f"  # z: no -0.00
-    # Other shares are of something lost, or differences: they have a sign.
-    return "z.0%" if claim.null == CHANCE else "+z.1%"
-
-
-def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
-    """A row's effect with its interval."""
-    return "{:{f}} [{:{f}},\u00a0{:{f}}]".format(
-        *(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim)
-    )
-
-
-def sentence(claim: Claim, table: pd.DataFrame, elsewhere: Collection[str] = ()) -> str:
-    """The one sentence form of the book: the claim, then verdict and numbers, model by model.
+def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
+    """Return a statement with its verdict and words for each model, as HTML.
 
     Args:
-        claim: a line of data/claims.csv.
-        table: its rows of evidence.
-        elsewhere: models whose random sets are of other layers.
-
-    Returns:
-        HTML; folded, what the numbers rest on.
+        about: The statement.
+        rows: Its rows of evidence.
+        summary: Title of the details.
+        details: What is folded; "" for nothing.
     """
-    items, alike = "", {shown_name(model) for model in elsewhere}
-    rests_on: dict[str, list[str]] = {}
-    for row in table.assign(model=table["model"].map(shown_name)).to_dict("records"):
-        text = f"<b>{escape(row['verdict'])}</b>"
-        if row["verdict"] == NOT_TESTABLE:
-            text += f": {escape(row['note'])}"
-        else:
-            text += f", {_effect(claim, row)}"
-            if row["draws"]:
-                reach = round(row["share"] * row["draws"])
-                p = evidence.p_of_sets(row["share"], row["draws"])
-                of = f"{reach:,} of {row['draws']:,} different {escape(claim.control)}"
-                text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
-                text += (
-                    ", from other layers, since all heads of a layer share their keys"
-                    if row["model"] in alike
-                    else ""
-                )
-            each = f"{row['prompts'] / row['n']:.3g} prompts a class pair"
-            pairs = f"{row['n']} × {row['label_pairs']} class and label pairs"
-            basis = f"{each}, {pairs}, {escape(row['form'])}"
-            rests_on.setdefault(basis, []).append(escape(row["model"]))
-        items += f"<li>{escape(row['model'])}: {text}</li>"
-    every = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
-    folded = f"<details><summary>Prompts</summary>{every}</details>" if every else ""
-    says = f"<p>{escape(claim.statement)}</p>"
-    return f'<div class="claim" id="claim-{claim.id}">{says}<ul>{items}</ul>{folded}</div>'
+    items = "".join(
+        f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
+        f"{': ' if row.verdict == NOT_TESTABLE else ', '}{escape(row.words)}</li>"
+        for row in rows
+    )
+    kind, title = "claim", ""
+    if isinstance(about, PaperResult):
+        kind, title = "claim paper", f"<b>The paper's {escape(about.id)}.</b> "
+    folded = f"<details><summary>{summary}</summary>{escape(details)}</details>" if details else ""
+    says = f"<p>{title}{escape(about.statement)}</p>"
+    return f'<div class="{kind}" id="{about.anchor}">{says}<ul>{items}</ul>{folded}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
@@ -137,92 +77,59 @@ def quick_look(model: str, pairs: int) -> None:
     )
 
 
-def _chapters() -> dict[str, str]:
-    """Number of a chapter -> the name of its file."""
-    return {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+def verdict_table(
+    rows: pd.DataFrame, statements: Mapping[str, Statement], numbers: bool = False
+) -> Markdown:
+    """Return a table of statements and models with a verdict in each cell, as Markdown.
 
-
-def verdict_table(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
-    """Claims x models, the verdict in each cell.
+    Markdown, since results of the paper are main entries of the index (`!`): then the search box
+    leads to their line first.
 
     Args:
-        rows: of evidence.
-        only: ids of claims, in the order wanted: then numbers stand in the cells, else where these
-            are pointed at.
+        rows: Rows of evidence.
+        statements: Claims or results of the paper by their id, in the order of lines.
+        numbers: Whether numbers are in the cells; otherwise they are where the verdict is pointed
+            at.
     """
-    models, every_claim, chapters = list(dict.fromkeys(rows["model"])), claims.claims(), _chapters()
-    titles = ["claim", *(escape(shown_name(model)) for model in models)]
-    lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
-    cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
-    for name in only or dict.fromkeys(rows["claim"]):
-        claim = every_claim[name]
-        page = f"{chapters.get(claim.chapter)}.html"
-        link = f'<a href="{page}#claim-{name}">{escape(claim.statement)}</a>'
-        source = "" if only else f"<br><small>{escape(claim.source)}</small>"
-        parts = "".join(
-            _cell(claim, cells.get((name, model), {"verdict": ""}), bool(only)) for model in models
-        )
-        lines.append(
-            f'<tr><th scope="row" title="{escape(claim.measure)}">{link}{source}</th>{parts}</tr>'
-        )
-    return HTML(f'<table class="verdicts">{"".join(lines)}</table>')
+    chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    models = list(dict.fromkeys(rows["model"]))
+    cells = {(row.claim, row.model): row for row in rows.itertuples()}
+    titles = ["statement", *(escape(shown_name(model)) for model in models)]
+    lines = [titles, ["---"] * len(titles)]
+    for about in statements.values():
+        found = [cells.get((about.id, model)) for model in models]
+        figure = next((row.figure for row in found if row and isinstance(row.figure, str)), "")
+        place, source = about.anchor, about.source
+        if figure:
+            place, source = f"fig-{figure.replace('.', '-')}", f"{source}, ours: {figure}"
+        says = escape(about.statement)
+        if about.chapter in chapters:
+            link = f"{chapters[about.chapter]}.html#{place}"
+            says = f'<a href="{link}" title="{escape(about.measure)}">{says}</a>'
+        if isinstance(about, PaperResult):
+            values = re.split("( to | and |; |, )", about.published)
+            published = "".join(
+                f"{{index}}`{v} <!{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v
+                for v in values
+            )
+            name = f'<a id="row-{about.anchor}"></a>{{index}}`!{about.id}`'
+            says = f"{name}: {says}" + (f" *{published}*" if published else "")
+        says += "" if numbers else f"<br><small>{escape(source)}</small>"
+        lines.append([says, *(_cell(row, about, numbers) for row in found)])
+    return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-def _cell(claim: Claim, row: Mapping[Hashable, Any], numbers: bool) -> str:
-    """A cell of the verdict table: the verdict in its colour, and what it rests on, below it or
-    where it is pointed at."""
-    verdict = escape(row["verdict"])
-    if verdict in ("", NOT_TESTABLE):
-        detail = row.get("note", "")
-    else:
-        detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
-        detail += (
-            f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-        )
-    visible, title = (
-        (f"<br><small>{escape(detail)}</small>", "") if numbers else ("", escape(detail))
-    )
-    return f'<td class="{verdict.replace(" ", "-")}" title="{title}">{verdict}{visible}</td>'
-
-
-def exhibits_table(rows: pd.DataFrame) -> Markdown:
-    """Every exhibit of the paper, a line each in its order: what the paper says, and the verdict in
-    each model.
-
-    Item and printed values are main entries of the index (`!`), so that the search box leads to
-    their line first.
-    """
-    models, chapters = list(dict.fromkeys(rows["model"])), _chapters()
-    cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
-    lines = [
-        "| the paper | says | " + " | ".join(escape(shown_name(model)) for model in models) + " |",
-        "|---" * (2 + len(models)) + "|",
-    ]
-    for item, exhibit in exhibits.exhibits().items():
-        values = re.split("( to | and |; |, )", exhibit.published)
-        published = "".join(
-            f"{{index}}`{v} <!{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v
-            for v in values
-        )
-        of = [cells.get((item, model)) for model in models]
-        first = next((row for row in of if row), None)
-        name = f'<a id="row-{exhibits.css(item)}"></a>{{index}}`!{item}`'
-        if first and first["chapter"] in chapters:
-            figure = "" if pd.isna(first["figure"]) else first["figure"]
-            at = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{exhibits.css(item)}"
-            link = f'<a href="{chapters[first["chapter"]]}.html#{at}">ours{": " * bool(figure)}'
-            name += f" <br> {link}{figure}</a>"
-        says = escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
-        parts = [_exhibit_cell(exhibit, row) for row in of] or [_exhibit_cell(exhibit, None)]
-        lines.append("| " + " | ".join([name, says, *parts]) + " |")
-    return Markdown("\n".join(lines))
-
-
-def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
+def _cell(row: Any, about: Statement, numbers: bool) -> str:
+    """Return the verdict of a row, in its colour, and what it rests on."""
     if row is None:
-        return f'<span title="{escape(exhibit.not_run)}">not run</span>'
-    verdict, words = row["verdict"], escape(str(row["words"]))
-    return f'<span class="verdict {exhibits.css(verdict)}" title="{words}">{verdict}</span>'
+        not_run = isinstance(about, PaperResult)
+        return f'<span title="{escape(about.not_run)}">not run</span>' if not_run else ""
+    verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
+    title, below = words, ""
+    if numbers:
+        title, below = "", f"<br><small>{words.partition(';')[0]}</small>"
+    name = verdict.replace(" ", "-")
+    return f'<span class="verdict {name}" title="{title}">{verdict}</span>{below}'
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
@@ -234,10 +141,13 @@ def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%"
         column: whose entries become columns; where many models would be, they are rows.
         fmt: of numbers.
     """
-    fmt = fmt.replace(".", "z.")  # no -0.00
+    table = table.assign(n=table.get("n", 0))  # clusters
+    numbers = table[["value", "low", "high", "n"]].itertuples(index=False)
     cell = [
-        "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}},\u00a0{high:{fmt}}]"
-        for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
+        ""
+        if pd.isna(value)
+        else f"{Interval(value, (n,), low, high):{fmt}}".replace(", ", ",\u00a0")
+        for value, low, high, n in numbers
     ]
     wide = table.assign(cell=cell).pivot_table(
         index=list(rows), columns=column, values="cell", aggfunc="first", sort=False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -33,7 +33,7 @@ from pydantic import (
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
 
-NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "item", "word", "class"), str)
+NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "word", "class"), str)
 """Columns that are text, whatever is in them"""
 MODEL_NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
 """Name of a model at the beginning of a text"""
@@ -124,26 +124,6 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         cells = ", ".join(table.loc[twice.argmax(), [*unique]])
         raise unreadable(path, f"{', '.join(unique)} '{cells}' twice", int(twice.argmax()) + 2)
     return rows
-
-
-def read_written(
-    folder: Path, column: str, known: Iterable[str], columns: Sequence[str]
-) -> pd.DataFrame:
-    """Return the rows that chapters wrote to a folder, in the order of `known`.
-
-    Args:
-        folder: Folder of CSV files.
-        column: Column that is sorted, such as "claim".
-        known: Entries of `column`, in order; rows with other entries are left out.
-        columns: Columns of the table if no chapter wrote any row.
-    """
-    parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
-    rows = pd.concat(parts or [pd.DataFrame(columns=columns)])
-    order = {entry: i for i, entry in enumerate(known)}
-    rows = rows[rows[column].isin(order)]
-    return rows.sort_values(
-        column, key=lambda entries: entries.map(order), kind="stable", ignore_index=True
-    )
 
 
 def first_fault(error: ValidationError) -> str:

@@ -1,0 +1,94 @@
+"""The paper's results: their rules can be met and missed, by planted numbers; rows go from a
+chapter to the page."""
+
+import math
+
+import pandas as pd
+import pytest
+from chapter_runs import evidence_of
+from conftest import refused
+from twotowers import book, claims, evidence, pages
+from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
+
+
+def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
+    assert {*claims.OF_NO_MODEL} <= {*claims.paper_results()}
+
+
+def test_every_result_of_both_versions_has_its_line():
+    every = claims.paper_results()
+    first = (
+        [f"figure {i}" for i in range(2, 28)]
+        + [f"table {i}" for i in (1, 2, 3)]
+        + ["section 6.2", "chat model"]
+    )
+    first += [
+        f"appendix E, {name}"
+        for name in ("sum", "toy example", "order", "parts of a head", "neurons", "coefficients")
+    ]
+    second = ["twelve heads", *(f"EMNLP table {i}" for i in range(3, 9))]
+    assert len(first) == 37 and len(second) == 7
+    assert sorted(every) == sorted(
+        [*first, *second, "authors' notebooks, gpt2-large", "authors' notebooks, llama-7b"]
+    )
+    assert all(result.seen for result in every.values() if result.rule)
+
+
+@pytest.mark.parametrize("item", [item for item, of in claims.paper_results().items() if of.rule])
+def test_a_rule_can_be_met_in_part_and_missed(item):
+    result = claims.paper_results()[item]
+    assert result.judge(result.agrees) == AGREES and result.judge(math.nan) == NOT_TESTABLE
+    assert result.judge(result.part - 0.01) == DISAGREES
+    assert result.judge(result.part) == (IN_PART if result.part < result.agrees else AGREES)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
+    shown = []
+    monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
+    chapter = book.open({"model": "smollm2-135m"})
+    chapter.left_out["x<y"] = "it cannot"
+    found = {"smollm2-135m": (0.96, "24 of 25 <heads>"), "opposite": (0.0, "0 of 25 heads")}
+    chapter.beside_paper("figure 6", "4.1", found)
+    assert "SmolLM2-135M: <b>agrees</b>, 24 of 25 &lt;heads&gt;</li>" in shown[0]
+    assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
+    chapter.close()
+    rows = evidence.read(folder, claims.paper_results())
+    assert dict(zip(rows["model"], rows["verdict"], strict=True)) == {
+        "smollm2-135m": AGREES,
+        "opposite": DISAGREES,
+        "x<y": NOT_TESTABLE,
+    }
+    assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
+    assert evidence.read(folder).empty
+    refused("no rule for 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
+    refused("no rule for 'chat model'", chapter.beside_paper, "chat model", "4.1", {})
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, None])
+def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
+    """The evidence of one chapter, in which all rows agree, all disagree, or are missing (F14)."""
+    result = claims.paper_results()["figure 6"]
+    if value is not None:
+        row = evidence.verdict_row(result, "a", result.judge(value), "words", effect=value)
+        pd.DataFrame([row]).to_csv(folder / "4.csv", index=False)
+    evidence_of("figure-by-figure", monkeypatch, folder)
+    table = pages.verdict_table(
+        evidence.read(folder, claims.paper_results()), claims.paper_results()
+    ).data
+    assert ("{index}`!figure 6`" in table) and (value is None or ">not run<" in table)
+
+
+@pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "no model"}])
+def test_a_line_that_says_half_is_refused(tmp_path, monkeypatch, change):
+    table = pd.read_csv(claims.data_folder() / "figures.csv", dtype=str, keep_default_na=False)
+    for column, cell in change.items():
+        table.loc[table["id"] == "figure 6", column] = cell
+    table.to_csv(tmp_path / "figures.csv", index=False)
+    monkeypatch.setattr(claims, "data_folder", lambda: tmp_path)
+    refused(r"cannot read .* \(line ", claims.paper_results)
