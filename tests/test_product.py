@@ -42,14 +42,14 @@ def planted(chapter, axis, noise=0.5, n=160):
         "cls": ("prompt", np.where(at // 32 % 2 == 0, [p.split("/")[0] for p in pair],
                                    [p.split("/")[1] for p in pair])),
         "query_coefficient": list(COEFFICIENTS), "key_coefficient": list(COEFFICIENTS),
-        "heads": ["these"],
+        "head_set": ["these"],
     }  # fmt: skip
     empty = xr.Dataset(coords=coordinates)
     x = chapter["on_axis"](empty, axis).transpose("prompt", ...)
     own = rng.normal(size=(n, 1, 1))  # how well each prompt is answered is no matter of towers
     return empty.assign(
         logit_difference=(np.tanh(0.6 * x) + own + noise * rng.normal(size=x.shape)).expand_dims(
-            "heads"
+            "head_set"
         )
     )
 

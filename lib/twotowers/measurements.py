@@ -118,7 +118,3 @@ class Measurements:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]
         by_size = sorted(found.items(), key=lambda item: item[1].attrs["parameters"])
         return {model: data for model, data in by_size if NOT_TESTABLE not in data.attrs}
-
-    def is_open(self, name: str) -> bool:
-        """Return whether a measurement of the settings' suite was asked for."""
-        return (self.settings.suite, name, "all") in self._open
