@@ -1,37 +1,26 @@
-"""The one error of this package, and its kind for what cannot be asked of a model; and how to tell
-that memory is short."""
+"""The error of this package, with one line as its message, and its two kinds for measurements."""
 
 
 class TwoTowersError(ValueError):
-    """Something would have been silently wrong. The message is one line and names the remedy.
+    """An error whose message is one line and says what to do.
 
-    Signs that cannot be printed (line breaks, a terminal's escapes) are written as Python writes
-    them.
+    Characters that cannot be printed, such as line breaks, are written as Python writes them.
     """
 
     def __init__(self, message: object = "") -> None:
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message)))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows instead of a traceback: the one line."""
+        """Return the line that a notebook shows instead of a traceback."""
         return [f"TwoTowersError: {self}"]
 
 
 class NotTestable(TwoTowersError):
-    """A measurement has no meaning for this model, such as one of heads that no rule names: a
-    result, not a mistake."""
+    """A result, not a mistake: the measurement has no meaning for this model.
 
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is short, on any device: PyTorch has its own type for some
-    of them only."""
-    text = str(error).lower()
-    short = (
-        "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
-    )
-    return short or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    An example is a measurement of heads that no rule names.
+    """
 
 
 class Unavailable(NotTestable):
-    """What a measurement needs, such as a published set, cannot be had now: it is asked for again
-    the next time."""
+    """A measurement lacks something now, such as a published set; the next run tries again."""

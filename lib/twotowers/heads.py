@@ -38,12 +38,13 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
 def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
     """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer`
     and `head` beside them."""
-    dim, every = "listed_head", [Head(*head) for head in heads]
-    return {
-        dim: (dim, named(every)),
-        "layer": (dim, [h.layer for h in every]),
-        "head": (dim, [h.head for h in every]),
+    every = [Head(*head) for head in heads]
+    columns = {
+        "listed_head": named(every),
+        "layer": [head.layer for head in every],
+        "head": [head.head for head in every],
     }
+    return {name: ("listed_head", values) for name, values in columns.items()}
 
 
 def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
