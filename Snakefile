@@ -13,7 +13,7 @@ import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab import building
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from twotowers import catalogue, files
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -25,7 +25,7 @@ os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
 settings = Settings.of(given)
-MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
+MODEL, OUT, THREADS = Pipeline(settings).name, settings.out, int(config.get("threads", 1))
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv")))
 DATA_OF_CHAPTERS = [str(p) for p in TABLES if p.stem != "versions"]
@@ -52,7 +52,7 @@ def own(name):
 
 @functools.cache
 def run(suite):
-    return Run(settings.model_copy(update={"suite": suite}))
+    return Pipeline(settings.model_copy(update={"suite": suite}))
 
 def rests_on(name):
     """The model, and texts and versions of a chapter's measurements, recorded ones too."""

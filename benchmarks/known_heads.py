@@ -18,8 +18,8 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from towerlab import cli
-from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import plain_z, read_batches, read_prompts
+from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import Capture
 from towerlab.model.edits import UNCHANGED, feed
@@ -42,21 +42,24 @@ def main(name: str) -> int:
 
     Function vectors are means over blocks of one task, so there are few tasks with many blocks.
     """
-    run = Run(Settings(model=name))
-    prompts = run.blocks(20, LOCATING, pairs=run.pairs[:4], labels=run.labels[:1])
-    encoded, shuffled = run.encode(prompts), run.encode(shuffled_labels(prompts))
-    heads = choose.with_increase(run.measured("locating"), run.measured("norms"))
-    recognition, learning = task_subspace_scores(run.model, encoded).values()
+    pipeline = Pipeline(Settings(model=name))
+    model, design = pipeline.model, pipeline.design
+    pairs, labels = design.class_pairs[:4], design.label_pairs[:1]
+    prompts = design.blocks(20, SELECTION, pairs=pairs, labels=labels)
+    encoded, shuffled = design.encode(prompts), design.encode(shuffled_labels(prompts))
+    heads = choose.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
+    recognition, learning = task_subspace_scores(model, encoded).values()
     scores = {of: x.transpose("layer", "head").values for of, x in choose.rankings(heads).items()}
     scores |= {
-        "induction": induction_scores(run.model) - induction_scores(run.model, repeat=False),
-        "function vector": function_vector_scores(run.model, encoded, shuffled).mean(0),
+        "induction": induction_scores(pipeline.model)
+        - induction_scores(pipeline.model, repeat=False),
+        "function vector": function_vector_scores(model, encoded, shuffled).mean(0),
         "task recognition": recognition.mean(0),
         "task learning": learning.mean(0),
     }
     path = data_folder() / "known_heads.csv"
     table = read_csv(path)
-    table = pd.concat([table[table["model"] != run.name], first_heads(run.name, scores)])
+    table = pd.concat([table[table["model"] != pipeline.name], first_heads(pipeline.name, scores)])
     table.to_csv(path, index=False)
     return 0
 

@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 from towerlab import building, cli
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model import loading
 from towerlab.progress import say
 from twotowers import claims, evidence, files
@@ -67,28 +67,30 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
 
 
-def folder(run: Run) -> Path:
-    """Where verdicts, evidence and chapters of a run lie: beside its measurements."""
-    return files.folder(run.settings, run.name)
+def folder(pipeline: Pipeline) -> Path:
+    """Where verdicts, evidence and chapters of a pipeline lie: beside its measurements."""
+    return files.folder(pipeline.settings, pipeline.name)
 
 
-def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
-    """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv
+def verdicts(
+    pipeline: Pipeline, values: Mapping[str, Any], only: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Every claim on the pipeline's model, beside what was registered of it. Saved as verdicts.csv
     beside the measurements.
 
     values: settings as they were typed, which are parameters of every chapter. only: numbers of
     chapters, all without them. Raises TwoTowersError for a chapter that fails, naming its reason.
     """
-    rows_of, runs, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
+    rows_of, runs, logs = (folder(pipeline) / name for name in ("evidence", "chapters", "log"))
     for place in (rows_of, runs, logs):
         place.mkdir(parents=True, exist_ok=True)
     needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
-        _measurement(run, name)
+        _measurement(pipeline, name)
     # as text
     parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]
     for name in chapters(only):
-        say(f"{run.name}: chapter {name}")
+        say(f"{pipeline.name}: chapter {name}")
         out = runs / f"{name}.ipynb"
         command = [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
         with (logs / f"{out.name}.txt").open("w") as log:
@@ -102,25 +104,27 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
                 f"chapter {name} failed: {building.why(out)} (as far as it came: {out})"
             )
     rows = evidence.read(rows_of)
-    table = beside_predictions(rows[rows["model"] == run.name])
-    table.to_csv(folder(run) / "verdicts.csv", index=False)
+    table = beside_predictions(rows[rows["model"] == pipeline.name])
+    table.to_csv(folder(pipeline) / "verdicts.csv", index=False)
     return table
 
 
-def _measurement(run: Run, name: str) -> xr.Dataset:
+def _measurement(pipeline: Pipeline, name: str) -> xr.Dataset:
     """A measurement as chapters open it: the precomputed one where that is of these settings."""
-    data = files.open_precomputed(run.name, run.settings.suite, name)
-    matches = data is not None and files.matches_settings(data, run.settings)
-    return data if matches else run.measured(name)
+    data = files.open_precomputed(pipeline.name, pipeline.settings.suite, name)
+    matches = data is not None and files.matches_settings(data, pipeline.settings)
+    return data if matches else pipeline.measured(name)
 
 
-def record(run: Run, table: pd.DataFrame) -> None:
+def record(pipeline: Pipeline, table: pd.DataFrame) -> None:
     """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and
     claim."""
-    path, seed = data_folder() / "seeds.csv", run.settings.seed
-    blocks = json.loads(_measurement(run, "heads").attrs["identity"])["blocks"]
-    old, rows = read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
-    again = (old["model"] == run.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
+    path, seed = data_folder() / "seeds.csv", pipeline.settings.seed
+    blocks = json.loads(_measurement(pipeline, "heads").attrs["identity"])["blocks"]
+    old, rows = read_csv(path), table.assign(model=pipeline.name, seed=seed, blocks=blocks)
+    again = (
+        (old["model"] == pipeline.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
+    )
     short = rows[old.columns].map(
         lambda value: float(f"{value:.4g}") if isinstance(value, float) else value
     )
@@ -181,10 +185,12 @@ def main(words: Sequence[str]) -> int:
     }
     settings = Settings.of(values)
     loading.check(settings.model, settings.device)
-    run = Run(settings, shlex.join(["python", "-m", "benchmarks.verdicts", *words]))
-    table = verdicts(run, values, [number for number in arguments.chapters.split(",") if number])
+    pipeline = Pipeline(settings, shlex.join(["python", "-m", "benchmarks.verdicts", *words]))
+    table = verdicts(
+        pipeline, values, [number for number in arguments.chapters.split(",") if number]
+    )
     if arguments.record:
-        record(run, table)
+        record(pipeline, table)
     print(
         table[
             ["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]
@@ -197,7 +203,7 @@ def main(words: Sequence[str]) -> int:
             f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {brier(table):.2f} "
             f"({base_rate(table):.2f} for always saying the share that came)"
         )
-    print(folder(run) / "verdicts.csv")
+    print(folder(pipeline) / "verdicts.csv")
     return 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.sets import random_sets
 from twotowers import choose
 from twotowers.heads import Head
@@ -52,11 +52,11 @@ def heads(attention, writing):
 
 
 def test_of_a_form_that_is_given_in_part_the_rest_is_chosen():
-    run = Run(Settings(k=4))
+    run = Pipeline(Settings(k=4))
     run.__dict__["measured"] = lambda name: grid(
         {(2, "space"): 9, (4, "space"): 5, (4, "line break"): 6}
     )
-    assert run.form == (4, "line break")
+    assert run.design.template == (4, "line break")
 
 
 def test_heads_by_writing_write_and_those_by_attention_attend():
@@ -87,7 +87,7 @@ def test_controls_come_from_other_groups(group):
 
 def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
-    run = Run(Settings())
+    run = Pipeline(Settings())
     run.__dict__["model"] = model
     drawn = random_sets(run, {"a": [Head(1, 0)]}, draws=60)["a"]
     assert {head for of in drawn for head in of} == {Head(1, h) for h in (2, 3, 4, 5)}

@@ -11,7 +11,7 @@ import torch
 import transformers
 from conftest import TINY, VOCABULARY, random_prompts, refused
 from tolerances import LOGITS
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model import loading
 from twotowers.settings import Settings
 
@@ -135,7 +135,7 @@ def test_a_converted_smollm2_has_the_identity_of_its_precomputed_files(tmp_path)
         pytest.skip(f"{file.name} in the folder TWOTOWERS_GGUF")
     gguf_to_folder.main(str(file), str(tmp_path / "smollm2-135m"))
     converted, precomputed = (
-        Run(Settings(model=name)) for name in (str(tmp_path / "smollm2-135m"), "smollm2-135m")
+        Pipeline(Settings(model=name)) for name in (str(tmp_path / "smollm2-135m"), "smollm2-135m")
     )
     assert converted.identity("heads") == precomputed.identity("heads")
     assert converted.name == precomputed.name

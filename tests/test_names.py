@@ -2,11 +2,13 @@
 what is what."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from twotowers import files
 from twotowers.measurements import Backend
 from twotowers.settings import Settings
@@ -20,8 +22,8 @@ def other_model(folder: Path) -> Path:
     return folder
 
 
-def run(model, out, **settings) -> Run:
-    return Run(
+def run(model, out, **settings) -> Pipeline:
+    return Pipeline(
         Settings.of(
             {
                 "model": str(model),
@@ -53,24 +55,23 @@ def test_a_copy_of_a_shipped_model_is_that_model(tmp_path):
 
 
 def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
-    a, b = other_model(tmp_path / "a/checkpoint-1"), tmp_path / "b/checkpoint-1"
+    """Measured at the same time, neither takes the other's place (F3)."""
+    a, b = other_model(tmp_path / "a/final"), tmp_path / "b/final"
     shutil.copytree(ROOT / "data/models/mini-gpt2", b)
-    out = tmp_path / "out"
-    for model in (a, b):
-        run(model, out).measured("forms")
-    fingerprints = {
-        p.parents[1].name: files.load(p).attrs["fingerprint"] for p in out.rglob("forms.nc")
-    }
-    assert (
-        fingerprints == {of.name: of.fingerprint for of in (run(a, out), run(b, out))}
-        and len(fingerprints) == 2
-    )
-    assert run(a, out).name == "checkpoint-1"
+    options = ["--locate", "2", "--k", "1", "--separator", "space"]
+    command = [sys.executable, "-m", "towerlab.cli", "measure", "forms", "--out", str(tmp_path)]
+    processes = [subprocess.Popen([*command, *options, "--model", str(of)]) for of in (a, b)]
+    assert [process.wait() for process in processes] == [0, 0]
+    names = {path.parents[1].name: path for path in tmp_path.rglob("forms.nc")}
+    found = {name: files.load(path).attrs["fingerprint"] for name, path in names.items()}
+    assert found == {of.name: of.fingerprint for of in (run(a, tmp_path), run(b, tmp_path))}
+    assert len(found) == 2 and all(name.startswith("final--") for name in found)
 
 
 def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
     def path(name, **settings):
-        return Run(Settings.of({"out": str(tmp_path)} | settings)).path(name).relative_to(tmp_path)
+        of = Pipeline(Settings.of({"out": str(tmp_path)} | settings))
+        return of.path(name).relative_to(tmp_path)
 
     assert str(path("heads")) == "mini-gpt2/words/heads.nc"
     others = [

@@ -8,7 +8,7 @@ import pytest
 import tiny_book
 from conftest import ROOT, refused
 from towerlab import building
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
 from twotowers import files, pages, settings
 from twotowers.paths import HOME
@@ -109,7 +109,12 @@ def test_words_classes_and_labels_that_look_missing_are_words(home):
 
 def test_a_run_on_sentences_names_what_is_missing(home):
     (home / "data/sentences/own.csv").unlink()
-    refused(r"sentences/own\.csv", getattr, Run(Settings.of({"suite": "sentences"})), "pairs")
+    refused(
+        r"sentences/own\.csv",
+        getattr,
+        Pipeline(Settings.of({"suite": "sentences"})).design,
+        "class_pairs",
+    )
 
 
 def own_sentences(home, classes, n=12):
@@ -124,9 +129,9 @@ def own_sentences(home, classes, n=12):
 
 def test_classes_of_own_sentences_are_paired_in_their_order(home):
     own_sentences(home, ("spam", "ham", "news", "art"))
-    run = Run(Settings.of({"suite": "sentences", "k": 2, "separator": "space"}))
-    assert run.pairs == ("ham/spam", "art/news")
-    assert {prompt.dataset for prompt in run.blocks(4, 1)} == {*run.pairs}
+    run = Pipeline(Settings.of({"suite": "sentences", "k": 2, "separator": "space"}))
+    assert run.design.class_pairs == ("ham/spam", "art/news")
+    assert {prompt.dataset for prompt in run.design.blocks(4, 1)} == {*run.design.class_pairs}
     own_sentences(home, ("spam", "ham", "news"))
     refused(
         "3 classes, spam, ham, news: expected an even number", sentences.class_pairs, "sentences"

@@ -8,7 +8,6 @@ from conftest import refused, shared_tiny, word_tokenizer
 from reference import Reference, log_prob
 from tolerances import FLOAT64
 from towerlab.measure.case import WEIGHTS, case
-from towerlab.measure.chain import Run
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
@@ -19,6 +18,7 @@ from towerlab.measure.paper import (
     summed_up,
     with_readings,
 )
+from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CASE, CHANGES, paper_prompts
@@ -110,16 +110,16 @@ def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeyp
     monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "none"))
     monkeypatch.setattr("pooch.retrieve", lambda *_: refuse("no network"))
     paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
-    run = Run(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
+    run = Pipeline(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
     assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
     monkeypatch.setattr(
         "towerlab.prompts.sentences.set_texts",
         lambda name: {f"{name} {c}": list("abcdef") for c in "xy"},
     )
-    monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("no room"))
+    monkeypatch.setattr(Design, "encode", lambda self, prompts: refuse("no room"))
     # asked for again
     assert "cannot read the paper's prompts: no room" in run.measured("paper").attrs["not_testable"]
-    monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("another reason"))
+    monkeypatch.setattr(Design, "encode", lambda self, prompts: refuse("another reason"))
     assert "no room" in run.measured("paper").attrs["not_testable"]  # a result, kept
 
 
@@ -227,14 +227,14 @@ def test_models_of_odd_sizes_have_lists():
 
 
 def test_a_model_that_cannot_read_the_prompts_is_not_testable(monkeypatch):
-    run = Run(Settings())
+    run = Pipeline(Settings())
 
     def cannot(self, prompts):
         raise TwoTowersError(f"no word {'foo' if prompts[0].separator == ' ' else 'bar'}")
 
-    monkeypatch.setattr(Run, "encode", cannot)
+    monkeypatch.setattr(Design, "encode", cannot)
     with pytest.raises(NotTestable, match="cannot read the paper's prompts: no word foo"):
-        encoded_sets(run)
+        encoded_sets(run.design)
 
 
 def test_no_partner_is_an_empty_name(words):

@@ -10,10 +10,10 @@ from reference import Reference
 from test_mitigations import free_weights
 from towerlab.measure import paper_heads
 from towerlab.measure.ablations import single_ablations
-from towerlab.measure.chain import Run
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
 from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
+from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
@@ -118,14 +118,14 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
 
 def test_sentences_have_no_words_of_the_other_class():
     with pytest.raises(NotTestable, match="the word sets alone"):
-        paper_heads._paper_ablations(Run(Settings(suite="sentences")))
+        paper_heads._paper_ablations(Pipeline(Settings(suite="sentences")))
 
 
 def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labels():
-    run = Run(Settings(prompts=4))
+    run = Pipeline(Settings(prompts=4))
     run.__dict__["measured"] = lambda name: xr.Dataset(coords={"word_set": ["animal/country"]})
     choosing, judging = paper_heads._prompts(run)
     assert len(choosing) == len(judging) == 2
     assert not {e.prompt for e in choosing} & {e.prompt for e in judging}
-    first, _, exchanged, _ = (e.prompt for e in paper_heads._with_exchanged(run, judging, 2))
+    first, _, exchanged, _ = (e.prompt for e in paper_heads._with_exchanged(run.design, judging, 2))
     assert exchanged == exchanged_labels(first) and exchanged.true_label == "bar"

@@ -1,6 +1,9 @@
 """Recipes: the factorial design, directions of other labels, what more judging blocks leave as it
 is, and what each reads."""
 
+import signal
+import subprocess
+import sys
 from functools import cached_property
 
 import numpy as np
@@ -10,10 +13,8 @@ from tolerances import TIES
 from towerlab.measure import heads as heads_module
 from towerlab.measure import tower_grid
 from towerlab.measure.answers import ORDERS, spread_orders
-from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import observations
-from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import OTHER_HALVES, other_halves
+from towerlab.measure.pipeline import EVALUATION, Design, Pipeline
+from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import choose, files
@@ -37,10 +38,10 @@ def test_the_design_is_balanced(k):
 LABELS = ("foo/bar", "baz/qux", "plugh/thud")
 
 
-def not_judging(run, n, seed, form=None, draw=Run.blocks, **of):
+def not_judging(design, n, seed, template=None, draw=Design.blocks, **of):
     """Draws no judging block."""
-    assert seed != JUDGING
-    return draw(run, n, seed, form, **of)
+    assert seed != EVALUATION
+    return draw(design, n, seed, template, **of)
 
 
 def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
@@ -55,19 +56,19 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
         "class_directions",
         lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}),
     )
-    run = Run(Settings(k=1, separator="space", labels=LABELS))
-    few = run.few()
-    monkeypatch.setattr(Run, "blocks", not_judging)
-    run.__dict__["sets"] = {"by attention": [Head(0, 0)]}
-    (turns,) = tower_grid.other_labels(run, few)
-    assert sorted(i for at, _ in turns for i in at) == list(range(len(few)))
-    for at, moved in turns:
+    run = Pipeline(Settings(k=1, separator="space", labels=LABELS))
+    few = run.design.intervention()
+    monkeypatch.setattr(Design, "blocks", not_judging)
+    run.__dict__["head_sets"] = {"by attention": [Head(0, 0)]}
+    halves = tower_grid.other_labels(run, few)
+    assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
+    for at, moved in halves:
         ((heads, of_directions),) = moved.values()
         assert heads == [Head(0, 0)]
         theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
         assert not theirs & mine and theirs | mine == set(LABELS)
-    alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
-    alone.__dict__["sets"] = run.sets
+    alone = Pipeline(Settings(k=1, separator="space", labels=LABELS[:1]))
+    alone.__dict__["head_sets"] = run.head_sets
     assert tower_grid.other_labels(alone, [e for e in few if e.prompt.labels[0] in "foo bar"]) == []
 
 
@@ -76,9 +77,9 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
     judging block is drawn for them. k = 3 is no form of the grid, and an odd number cannot share
     two labels."""
 
-    monkeypatch.setattr(Run, "blocks", not_judging)
+    monkeypatch.setattr(Design, "blocks", not_judging)
     few, many = (
-        Run(
+        Pipeline(
             Settings(
                 blocks=n,
                 locate=2,
@@ -109,7 +110,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
 
 
-class NotingRun(Run):
+class Noting(Pipeline):
     """Notes which measurements a recipe reads."""
 
     @cached_property
@@ -133,15 +134,16 @@ def small(tmp_path_factory):
         prompts=3,
         out=str(tmp_path_factory.mktemp("small")),
     )
-    model = Run(settings).model
+    model = Pipeline(settings).model
 
     def run(kind, **changes):
         of_two_pairs = kind(settings.model_copy(update=changes))
-        of_two_pairs.__dict__.update(pairs=class_pairs()[:2], model=model)
+        of_two_pairs.__dict__["model"] = model
+        of_two_pairs.design.__dict__["class_pairs"] = class_pairs()[:2]
         return of_two_pairs
 
     for need in {need for name in catalogue() for need in row_of(name).needs}:
-        run(Run).measured(need)
+        run(Pipeline).measured(need)
     return run
 
 
@@ -152,16 +154,15 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
     """A need that is not said would leave the file as it is when what it was made from has changed;
     what one prompt's numbers owe to another block would be lost where a measurement goes by parts.
     What it makes is of the schema."""
-    run = small(NotingRun)
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
+    run = small(Noting)
+    monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 8)
     parts = run.made(name)
     files.save(name, parts, run.path(name).with_name("saved"), {})
     assert not [*faults(files.load(run.path(name).with_name("saved")))]
     assert set(row_of(name).needs) <= run.names <= set(versions(name)) - {name}
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
         return  # made in one go
-    run._remove_parts(name)
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
+    monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 10_000)
     other = run.made(name)
     for array in map(str, parts.variables):
         a, b = parts[array].values, other[array].values
@@ -173,8 +174,16 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
             assert (a != b).sum() <= TIES * a.size, array
 
 
+def test_parts_are_whole_blocks_of_about_sixty_four_passes():
+    run, sentences = (Pipeline(Settings(suite=suite)) for suite in ("words", "sentences"))
+    for name, row in catalogue().items():
+        size = run.part_size(name)
+        assert size % 4 == 0 and (size == 4 or 32 <= size * row.passes <= 96 or row.passes < 1)
+    assert sentences.part_size("paper_changes") == 64
+
+
 def test_named_and_random_sets_are_kept_apart(small):
-    data = small(Run).made("ablations")
+    data = small(Pipeline).made("ablations")
     named, random = files.named_sets(data), files.random_sets(data)
     assert named["head_set"].values.tolist() == ["none", "paper's twelve"]
     assert random["head_set"].values.tolist() == ["paper's twelve"]
@@ -184,31 +193,27 @@ def test_named_and_random_sets_are_kept_apart(small):
 
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
-    run = small(Run)
-    encoded = run.few()
-
-    def measure(model, encoded, sets):
-        """The number of the first head of every set."""
-        numbers = [[100 * heads[0].layer + heads[0].head] * len(encoded) for heads in sets.values()]
-        return observations(
-            "heads", encoded, {"number": (("head_set", "prompt"), numbers)}, head_set=list(sets)
-        )
-
-    turns = other_halves(run, "located", encoded)
-    both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns))
-    assert not both["number"].sel(head_set="located").any()
-    for chooses, judges in choose.turns(run.measured("locating"), both):
-        layer, head = choose.head_sets(chooses)["located"][0]
-        assert set(judges["number"].sel(head_set=f"located, {OTHER_HALVES}").values) == {
-            100 * layer + head
-        }
+    run = small(Pipeline)
+    encoded = run.design.intervention()
+    splits = other_halves(run, "located", encoded)
+    assert sorted(i for at, _ in splits for i in at) == list(range(len(encoded)))
+    locating = run.measured("locating")
+    for at, sets in splits:
+        judged = {(encoded[i].prompt.dataset, frozenset(encoded[i].prompt.labels)) for i in at}
+        labels = [frozenset(pair.split("/")) for pair in locating["labels"].values]
+        choose_them = [
+            not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
+            for pair, names in zip(locating["pair"].values, labels, strict=True)
+        ]
+        heads = choose.head_sets(locating.isel(prompt=choose_them))["located"]
+        assert [*sets.values()] == [heads]
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
     """Only the part that was under way is made again; the file is the same as without an
     interruption, with nothing beside it."""
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 4)
-    blocks, measure = [], heads_module.heads
+    monkeypatch.setattr(Pipeline, "part_size", lambda run, name: size)
+    size, blocks, measure = 4, [], heads_module.heads
 
     def heads(model, encoded):
         if blocks == stop_after:
@@ -218,7 +223,9 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
 
     monkeypatch.setattr(heads_module, "heads", heads)
     of = dict(blocks=4, locate=1, k=1, separator="space", labels=LABELS[:2])
-    straight, broken, elsewhere = (Run(Settings(**of, out=str(tmp_path / name))) for name in "abc")
+    straight, broken, elsewhere = (
+        Pipeline(Settings(**of, out=str(tmp_path / name))) for name in "abc"
+    )
     stop_after = None
     straight.measured("heads")
     assert blocks == [0, 1, 2, 3]
@@ -227,21 +234,56 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         broken.measured("heads")
     assert not broken.path("heads").is_file() and blocks == [0, 1]
-    before = sum(files.read(part).attrs["seconds"] for part in broken._parts("heads"))
     stop_after = None
     xr.testing.assert_identical(
         *(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight))
     )
     assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
-    assert broken.measured("heads").attrs["seconds"] > before > 0  # of both runs
     blocks.clear()
     stop_after = [0, 1]
     with pytest.raises(KeyboardInterrupt):
         elsewhere.measured("heads")
-    stop_after = None
-    # as on another device: parts of another size are made anew
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 2)
+    stop_after, size = None, 8  # parts of another size are made anew
     xr.testing.assert_allclose(
         elsewhere.measured("heads"), straight.measured("heads"), rtol=2e-3, atol=1e-4
+    )
+
+
+SAVES = """
+import os, signal, sys, xarray
+from towerlab.measure.pipeline import Pipeline
+from twotowers.settings import Settings
+saved, write = [], xarray.Dataset.to_netcdf
+def dies(data, path, **options):
+    write(data, path, **options)
+    saved.append(path)
+    if len(saved) == 4:  # forms, two parts, and the third
+        with open(path, "r+b") as file:
+            file.truncate(200)
+        os.kill(os.getpid(), signal.SIGKILL)
+xarray.Dataset.to_netcdf = dies
+Pipeline.part_size = lambda self, name: 4
+Pipeline(Settings.of(dict(word.split("=", 1) for word in sys.argv[1:]))).measured("heads")
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    """`kill -9` while a file is written, then the same command: also where a part is cut off."""
+    monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 4)
+    of = dict(blocks=4, locate=1, k=1, separator="space", labels="foo/bar")
+    words = [f"{name}={value}" for name, value in {**of, "out": tmp_path / "killed"}.items()]
+    code = subprocess.run([sys.executable, "-c", SAVES, *words], cwd=tmp_path).returncode
+    assert code == -signal.SIGKILL
+    killed, straight = (
+        Pipeline(Settings.of({**of, "out": str(tmp_path / name)}))
+        for name in ("killed", "straight")
+    )
+    folder = killed.path("heads").parent
+    assert [*folder.glob(".*.scratch")] and not [*folder.glob("*.nc")]
+    parts = sorted(folder.glob(".heads.*.part"))
+    assert len(parts) == 2
+    parts[0].write_bytes(parts[0].read_bytes()[:200])
+    xr.testing.assert_identical(
+        *(run.measured("heads").drop_attrs(deep=False) for run in (killed, straight))
     )

@@ -1,26 +1,23 @@
 """Settings that reach the model; label pairs that a tokenizer lacks. What each setting may be:
 test_engine.py, BAD."""
 
-from types import SimpleNamespace
-
 import pytest
 import tiny_blocks
 import torch
 import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
-from towerlab.measure import chain
+from towerlab.measure import pipeline
 from towerlab.measure.observations import answers_of
 from towerlab.model import loading
 from twotowers import files
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
 
 
-def run(words, monkeypatch, **settings) -> chain.Run:
-    """A run whose tokenizer knows a few words."""
-    monkeypatch.setattr(chain, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
-    of_words = chain.Run(Settings.of(settings))
-    of_words.__dict__["model"] = SimpleNamespace(tokenizer=word_tokenizer(["?", ":", *words]))
-    return of_words
+def design(words, monkeypatch, **settings) -> pipeline.Design:
+    """A design whose tokenizer knows a few words."""
+    monkeypatch.setattr(pipeline, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
+    tokenizer = word_tokenizer(["?", ":", *words])
+    return pipeline.Design(Settings.of(settings), tokenizer, 64, xr.Dataset)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +26,7 @@ def run(words, monkeypatch, **settings) -> chain.Run:
 def test_device_map_auto_reaches_the_model(value, expected, monkeypatch):
     options = {}
     monkeypatch.setattr(loading, "load", lambda name, **of_call: options.update(of_call))
-    assert chain.Run(Settings.of({"device_map": value})).model is None
+    assert pipeline.Pipeline(Settings.of({"device_map": value})).model is None
     assert options["device_map"] == expected
     assert Settings.of({"separator": "auto"}).separator is None
 
@@ -64,19 +61,17 @@ def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expande
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(
     monkeypatch, capfd
 ):
-    some = run(["foo", "bar", "up"], monkeypatch)
-    assert some.labels == ("foo/bar",) and "unknown" in some.unsayable["up/down"]
+    some = design(["foo", "bar", "up"], monkeypatch)
+    assert some.label_pairs == ("foo/bar",) and "unknown" in some.unsayable["up/down"]
     assert (
         capfd.readouterr().err
         == "mini-gpt2: label pairs left out, which its tokenizer cannot say: up/down\n"
     )
-    assert {prompt.labels for prompt in some.blocks(2, 1, chain.Form(1, "space"))} == {
-        ("foo", "bar")
-    }
-    assert run(["foo", "bar", "up", "down"], monkeypatch).labels == ("foo/bar", "up/down")
+    assert {prompt.labels for prompt in some.blocks(2, 1, Form(1, "space"))} == {("foo", "bar")}
+    assert design(["foo", "bar", "up", "down"], monkeypatch).label_pairs == ("foo/bar", "up/down")
     # what is asked for is refused later
-    assert run(["foo", "bar"], monkeypatch, labels="up/down").labels == ("up/down",)
-    refused("can say no label pair", getattr, run(["foo"], monkeypatch), "labels")
+    assert design(["foo", "bar"], monkeypatch, labels="up/down").label_pairs == ("up/down",)
+    refused("can say no label pair", getattr, design(["foo"], monkeypatch), "label_pairs")
 
 
 def test_answers_that_are_not_finite_are_refused():

@@ -9,7 +9,7 @@ import torch
 from browser import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
-from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
 from towerlab.model.attention import changing_z
 from towerlab.model.capture import capture
@@ -136,8 +136,10 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
 def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
     """The same prompts, directions and answers as `measure.tower_grid` has, at every
     coefficient."""
-    run = Run(Settings())
-    locating = run.encode(run.blocks(BLOCKS * len(run.pairs), LOCATING, Form(2, "space")))
+    run = Pipeline(Settings())
+    locating = run.design.encode(
+        run.design.blocks(BLOCKS * len(run.design.class_pairs), SELECTION, Form(2, "space"))
+    )
     assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
     directions = class_directions(run.model, locating)
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
@@ -147,7 +149,7 @@ def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
     )
     moved = {"pushed": (list(map(Head.parse, PUSHED)), directions)}
     data = (
-        tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS)
+        tower_grid(run.model, run.design.encode([prompt]), moved, COEFFICIENTS)
         .sel(key_coefficient=0)
         .isel(head_set=0, prompt=0)
     )

@@ -7,7 +7,7 @@ import shutil
 import pandas as pd
 import pytest
 from conftest import refused
-from towerlab.measure.chain import Run
+from towerlab.measure.pipeline import Pipeline
 from twotowers import book, claims, files
 from twotowers.measurements import Backend
 from twotowers.paths import data_folder
@@ -75,7 +75,7 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
     assert verdicts.main(["mini-gpt2", "--chapters", "4", "--out", str(tmp_path), *options]) == 0
     output = capfd.readouterr()
-    run = Run(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
+    run = Pipeline(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
     assert "not testable, too few class pairs to tell whether it learns" in output.out
     assert str(verdicts.folder(run) / "verdicts.csv") in output.out
@@ -114,6 +114,6 @@ def test_a_chapter_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
     refused(
         "04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero",
         verdicts.verdicts,
-        Run(Settings.of(settings)),
+        Pipeline(Settings.of(settings)),
         settings,
     )

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import xarray as xr
-from towerlab.measure.chain import LOCATING
+from towerlab.measure.pipeline import SELECTION
 from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from twotowers import choose
@@ -62,7 +62,7 @@ def prompts() -> dict[str, list[str]]:
             seed=[0, seed],
             labels=label_pairs(("nonsense",)),
         )
-        for n, seed in ((BLOCKS, LOCATING), (10, 3))
+        for n, seed in ((BLOCKS, SELECTION), (10, 3))
     )
     return {
         "located": [prompt.text for prompt in locating],

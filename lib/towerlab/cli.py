@@ -96,25 +96,26 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     settings = Settings.of(values)
     for name in names:
         catalogue.row_of(name)  # raises for a name of none
-    from towerlab.measure.chain import AGAIN, Run, recipe
+    from towerlab.measure.pipeline import AGAIN, Pipeline, recipe_of
 
-    run = Run(settings, command)
+    pipeline = Pipeline(settings, command)
     if listing:
         for name in names:
-            what = " ".join((recipe(name).__doc__ or "").partition("\n\n")[0].split())
+            what = " ".join((recipe_of(name).__doc__ or "").partition("\n\n")[0].split())
             needs = f" Needs {', '.join(needs)}." if (needs := catalogue.row_of(name).needs) else ""
-            print(f"{name}: {what}{needs} About {run.passes(name):,.0f} passes.")
+            cost = f"About {catalogue.row_of(name).passes:g} passes of each prompt."
+            print(f"{name}: {what}{needs} {cost}")
         return 0
     from towerlab.model import loading
 
     loading.check(settings.model, settings.device)
     for name in names:
-        attributes = run.measured(name).attrs
+        attributes = pipeline.measured(name).attrs
         # Nothing was measured: such a file is not for the book.
         if arguments.do == "record" and AGAIN in attributes:
-            run.path(name).unlink()
+            pipeline.path(name).unlink()
             raise TwoTowersError(f"{name} is not recorded: {attributes[catalogue.NOT_TESTABLE]}")
-    print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
+    print(f"{', '.join(names)}: {pipeline.path(names[-1]).parent}")
     return 0
 
 

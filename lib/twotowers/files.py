@@ -315,6 +315,15 @@ def precomputed_models() -> dict[str, Path]:
     return {path.name: path for path in folders if path.is_dir()}
 
 
+def precomputed_fingerprint(model: str) -> str | None:
+    """Return the fingerprint of a precomputed model, None if there is no such model."""
+    folder = precomputed_models().get(model)
+    for path in folder.glob("*/*.nc") if folder else ():
+        with xr.open_dataset(path, engine="netcdf4") as data:
+            return str(data.attrs["fingerprint"])
+    return None
+
+
 def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
     """Return a precomputed measurement, None if there is none.
 

@@ -19,7 +19,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import is_own, slug
 from twotowers.settings import Settings
 
-BACKEND = "towerlab.measure.chain"
+BACKEND = "towerlab.measure.pipeline"
 
 
 class Backend:
@@ -33,7 +33,7 @@ class Backend:
 
     @cached_property
     def _pipeline(self) -> Any:
-        return importlib.import_module(BACKEND).Run(self.settings)
+        return importlib.import_module(BACKEND).Pipeline(self.settings)
 
     @property
     def name(self) -> str:

@@ -10,8 +10,9 @@ label sees the text too and can hand it on, so it is blocked as well. Attention 
 al. 2023; in halves of the layers, for label words: Wang et al. 2023.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
-    >>> data = ablations(run.model, run.few(), {"two": [(0, 1), (1, 0)]})
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> two = {"two": [(0, 1), (1, 0)]}
+    >>> data = ablations(pipeline.model, pipeline.design.intervention(), two)
     >>> data["head_set"].values.tolist(), data["logit_difference"].dims
     (['none', 'two'], ('head_set', 'prompt'))
 """
@@ -29,8 +30,8 @@ from torch import Tensor
 from twotowers import choose
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, present, random_sets
 from towerlab.model.attention import block_outputs, restarted
@@ -129,24 +130,21 @@ TWELVE = 20
 """First heads of either of the two rankings from which the paper's twelve are taken in turn"""
 
 
-def _singles(run: Run) -> Recipe:
+def _singles(pipeline: Pipeline) -> Recipe:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the
     EMNLP version's second list)."""
-    return Recipe(
-        single_ablations,
-        run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)),
-        ("last",),
-    )
+    design = pipeline.design
+    blocks = design.blocks(max(1, pipeline.settings.locate // 4), SELECTION)
+    return Recipe(single_ablations, design.encode(blocks), ("last",))
 
 
-def _ablations(run: Run) -> Recipe:
+def _ablations(pipeline: Pipeline) -> Recipe:
     """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets
     matched to them."""
-    single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    twelve = {
-        "paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)
-    }
-    return Recipe(ablations, run.few(), (), twelve, random_sets(run, twelve))
+    single = pipeline.measured("singles")["log_prob_lost"].mean("prompt")
+    heads = choose.union(by_increase(pipeline, TWELVE), choose.top(single, TWELVE), 12)
+    sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
+    return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 
 
 def labels_to_own_text(encoded: Encoded) -> Edges:
@@ -216,9 +214,10 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
     return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))
 
 
-def _knockouts(run: Run) -> Recipe:
+def _knockouts(pipeline: Pipeline) -> Recipe:
     """Attention knocked out below cuts spread over the layers, one of them at the layer of the
     first head by writing."""
-    first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
-    cuts = sorted({*default_cuts(run.model.n_layers), first})
-    return Recipe(knockouts, run.few(), (cuts,))
+    sets = present(pipeline.head_sets)
+    first = min(layer for layer, _ in sets.get("by writing") or sets["located"])
+    cuts = sorted({*default_cuts(pipeline.model.n_layers), first})
+    return Recipe(knockouts, pipeline.design.intervention(), (cuts,))

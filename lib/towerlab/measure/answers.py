@@ -11,8 +11,8 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.settings import SEPARATORS, Form
 
-from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.model import Model
@@ -36,35 +36,34 @@ ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
-def _forms(run: Run) -> Recipe:
+def _forms(pipeline: Pipeline) -> Recipe:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what
     is given is not varied."""
-    ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
+    ks = [pipeline.settings.k] if pipeline.settings.k else [k for k in KS if k <= choose.MOST_K]
     # This raises where not even the shortest prompt can be read.
-    run.locating(Form(ks[0], run.settings.separator or "space"))
-    return Recipe(with_form, _in_forms(run, ks))
+    pipeline.design.selection(Form(ks[0], pipeline.settings.separator or "space"))
+    return Recipe(with_form, _in_forms(pipeline, ks))
 
 
-def _demonstrations(run: Run) -> xr.Dataset:
+def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are
     chosen from, for Figure 1.1."""
-    forms = run.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
-    more = [] if run.settings.k else _in_forms(run, [k for k in KS if k > choose.MOST_K])
+    forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
+    more = [] if pipeline.settings.k else _in_forms(pipeline, [k for k in KS if k > choose.MOST_K])
     if not more:
         return forms
-    return joined(
-        [forms, run.make("demonstrations", Recipe(with_form, more))[["logit_difference"]]]
-    )
+    others = pipeline.make("demonstrations", Recipe(with_form, more))
+    return joined([forms, others[["logit_difference"]]])
 
 
-def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
+def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """The prompts of the locating blocks in each form that the model can read."""
-    separator, out = run.settings.separator, []
+    separator, out = pipeline.settings.separator, []
     for form in (
         Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)
     ):
         with suppress(TwoTowersError):
-            out += run.locating(form)
+            out += pipeline.design.selection(form)
     return out
 
 
@@ -80,18 +79,18 @@ def with_form(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     )
 
 
-def _answers(run: Run) -> Recipe:
+def _answers(pipeline: Pipeline) -> Recipe:
     """Answers on two and a half times as many blocks as heads are measured on."""
-    return Recipe(answers, run.judging(2.5))
+    return Recipe(answers, pipeline.design.evaluation(2.5))
 
 
-def _factorial(run: Run) -> Recipe:
+def _factorial(pipeline: Pipeline) -> Recipe:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either
     class, under both label assignments."""
     # The query of the other class comes from another block of the pair.
-    pairs = run.repeatable(run.pairs)
-    blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
-    return Recipe(answers, run.encode(factorial(blocks, spread_orders(blocks[0]))))
+    pairs = pipeline.design.repeatable(pipeline.design.class_pairs)
+    blocks = pipeline.design.blocks(2 * len(pairs), EVALUATION, pairs=pairs)
+    return Recipe(answers, pipeline.design.encode(factorial(blocks, spread_orders(blocks[0]))))
 
 
 def spread_orders(prompt: Prompt) -> list[str]:

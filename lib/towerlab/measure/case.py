@@ -24,11 +24,11 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.heads import Head
 
-from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, increases
 from towerlab.measure.label_reads import top_tokens
 from towerlab.measure.observations import observations, read_prompts
 from towerlab.measure.paper import case_of
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, norm_eps, rms, widen
@@ -262,13 +262,13 @@ def from_heads(
     return out
 
 
-def _case(run: Run) -> xr.Dataset:
+def _case(pipeline: Pipeline) -> xr.Dataset:
     """The paper's own prompt: increases of blocks and heads, words of values, keys and query,
     attention against increase."""
-    return case(*case_of(run))
+    return case(*case_of(pipeline))
 
 
-def _parts(run: Run) -> xr.Dataset:
+def _parts(pipeline: Pipeline) -> xr.Dataset:
     """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons
     and what feeds them."""
-    return parts(*case_of(run))
+    return parts(*case_of(pipeline))

@@ -14,9 +14,9 @@ import xarray as xr
 from torch import Tensor
 from twotowers.errors import NotTestable
 
-from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.observations import answers_in, observations, read_prompts, with_dims
+from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
 from towerlab.model.model import Model
@@ -134,17 +134,17 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
     return attention_in(model, encoded, CONDITIONS, encode).assign(with_dims("conditions", arrays))
 
 
-def check_one_can_go(run: Run) -> None:
-    """Raises NotTestable where the form has one demonstration of each class, so that none can be
-    removed."""
-    if run.form.k < 2:
+def check_one_can_go(design: Design) -> None:
+    """Raise NotTestable if there is one demonstration of each class, so that none can go."""
+    if design.template.k < 2:
         raise NotTestable(
             "its best-learned form has one demonstration of each class, and none can be removed: "
             "give k=2"
         )
 
 
-def _conditions(run: Run) -> Recipe:
+def _conditions(pipeline: Pipeline) -> Recipe:
     """Attention and answers with one demonstration fewer, and in two orders."""
-    check_one_can_go(run)
-    return Recipe(conditions, run.few(), (run.encode,))
+    design = pipeline.design
+    check_one_can_go(design)
+    return Recipe(conditions, design.intervention(), (design.encode,))

@@ -2,8 +2,8 @@
 paper's increase. Chapters 1, 3 to 5, 8.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
-    >>> data = heads(run.model, run.few())
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = heads(pipeline.model, pipeline.design.intervention())
     >>> dict(data["attention"].sizes)
     {'prompt': 4, 'layer': 4, 'head': 8, 'place': 4}
 """
@@ -18,8 +18,8 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from towerlab.measure.chain import Run
 from towerlab.measure.observations import answers_in, in_memory, observations, read_prompts
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import (
@@ -122,14 +122,14 @@ def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "ba
     return torch.einsum("lbdk,bd->blk", outputs, rows)
 
 
-def _locating(run: Run) -> Recipe:
+def _locating(pipeline: Pipeline) -> Recipe:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
-    return Recipe(heads, run.locating())
+    return Recipe(heads, pipeline.design.selection())
 
 
-def _heads(run: Run) -> Recipe:
+def _heads(pipeline: Pipeline) -> Recipe:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
-    return Recipe(heads, run.judging())
+    return Recipe(heads, pipeline.design.evaluation())
 
 
 def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
@@ -181,9 +181,9 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
     )
 
 
-def _increases(run: Run) -> Recipe:
+def _increases(pipeline: Pipeline) -> Recipe:
     """The paper's increase of every head and block on the blocks that judge."""
-    return Recipe(increases, run.judging())
+    return Recipe(increases, pipeline.design.evaluation())
 
 
 def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
@@ -194,7 +194,7 @@ def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     )
 
 
-def _norms(run: Run) -> Recipe:
+def _norms(pipeline: Pipeline) -> Recipe:
     """The paper's increase of every head on the locating blocks, with the final norm frozen and
     recomputed for each vector."""
-    return Recipe(of_norms, run.locating())
+    return Recipe(of_norms, pipeline.design.selection())

@@ -10,8 +10,8 @@ of a block is the base of three pairs; in each, the source's true label is the o
 - *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=40, k=2, separator="space"))
-    >>> pairs = pairs_of(run.few(), run.model.tokenizer)
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=40, k=2, separator="space"))
+    >>> pairs = pairs_of(pipeline.design.intervention(), pipeline.model.tokenizer)
     >>> sorted({pair.kind for pair in pairs})
     ['keys', 'query', 'values']
 """
@@ -28,8 +28,8 @@ from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads
 
-from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
 from towerlab.model.capture import label_log_probs
@@ -161,17 +161,16 @@ def _of_kind(
     )
 
 
-def _interchanges(run: Run) -> Recipe:
+def _interchanges(pipeline: Pipeline) -> Recipe:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens,
     so that labels stand alike."""
-    texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
-    classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
+    design, tokenizer = pipeline.design, pipeline.model.tokenizer
+    texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts)
+    classes = [pair for pair in design.class_pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
-    twice = run.repeatable(classes)  # a query comes from another block of the pair
-    pairs = pairs_of(
-        run.encode(run.blocks(max(2, run.n_few), JUDGING, pairs=twice, texts=texts)),
-        run.model.tokenizer,
-    )
-    sets = present(run.sets, BY_ATTENTION)
-    return Recipe(interchanges, pairs, (), sets, random_sets(run, sets, AT_LAST))
+    twice = design.repeatable(classes)  # a query comes from another block of the pair
+    blocks = design.blocks(max(2, design.n_intervention), EVALUATION, pairs=twice, texts=texts)
+    pairs = pairs_of(design.encode(blocks), tokenizer)
+    sets = present(pipeline.head_sets, BY_ATTENTION)
+    return Recipe(interchanges, pairs, (), sets, random_sets(pipeline, sets, AT_LAST))

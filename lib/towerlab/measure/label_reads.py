@@ -6,8 +6,8 @@ stands at a place follows from the coordinates `true` (does it carry the query's
 `true_label` and `labels`.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
-    >>> data = label_reads(run.model, run.few(), [Head(1, 0)])
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = label_reads(pipeline.model, pipeline.design.intervention(), [Head(1, 0)])
     >>> data["own_rank"].dims, data["listed_head"].values.tolist()
     (('prompt', 'listed_head', 'place'), ['1-0'])
 """
@@ -26,9 +26,9 @@ from twotowers.catalogue import LISTED, RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 
-from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.observations import ANSWERS, answers_in, observations, read_prompts
+from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import query_key, unembed
@@ -148,22 +148,22 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     return observations("towers", encoded, arrays, **listed(heads))
 
 
-def _label_reads(run: Run) -> Recipe:
+def _label_reads(pipeline: Pipeline) -> Recipe:
     """What the heads of every set, and of random sets matched to the located ones, would write of
     labels."""
-    sets = present(run.sets)
-    every = [*sets.values(), *random_sets(run, {"located": run.sets["located"]})["located"]]
-    each = list(dict.fromkeys(head for heads in every for head in heads))
-    return Recipe(label_reads, run.few(), (each,))
+    sets = present(pipeline.head_sets)
+    random = random_sets(pipeline, {"located": pipeline.head_sets["located"]})["located"]
+    each = list(dict.fromkeys(head for heads in [*sets.values(), *random] for head in heads))
+    return Recipe(label_reads, pipeline.design.intervention(), (each,))
 
 
-def _towers(run: Run) -> Recipe:
+def _towers(pipeline: Pipeline) -> Recipe:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes
     most."""
-    if not run.sets["by attention"]:
+    if not pipeline.head_sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = [*run.sets["by attention"][:1], *run.sets["by writing"][:1]]
-    return Recipe(towers, run.judging(0.5), (list(dict.fromkeys(best)),))
+    best = [*pipeline.head_sets["by attention"][:1], *pipeline.head_sets["by writing"][:1]]
+    return Recipe(towers, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
@@ -291,9 +291,10 @@ def _codes(
     return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
 
 
-def _top_tokens(run: Run) -> Recipe:
+def _top_tokens(pipeline: Pipeline) -> xr.Dataset:
     """Words read in three located heads and in the two best by attention, on a block of every class
     pair."""
-    heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
-    encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
-    return Recipe(top_tokens, list(heads), (encoded,), along="listed_head")
+    design, sets = pipeline.design, pipeline.head_sets
+    heads = dict.fromkeys([*sets["located"][:3], *sets["by attention"][:2]])
+    encoded = design.encode(design.blocks(len(design.intervention_pairs), EVALUATION))
+    return top_tokens(pipeline.model, list(heads), encoded)

@@ -6,8 +6,8 @@ with the same texts in the same order and the two labels exchanged; *texts excha
 demonstrations of the two classes in each other's places, and the same right answer.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
-    >>> data = one_by_one(run.model, run.few())
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = one_by_one(pipeline.model, pipeline.design.intervention())
     >>> own, exchanged = data["attention_difference"]             # of whose query
     >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
     >>> data["effect"].dims
@@ -28,8 +28,8 @@ from torch import Tensor
 from twotowers import choose
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.chain import Run
 from towerlab.measure.observations import answers_of, observations, plain_z, read_batches
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import check_labels_left
@@ -238,13 +238,14 @@ def swapped_positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch posit
     return at
 
 
-def _looks(run: Run) -> xr.Dataset:
+def _looks(pipeline: Pipeline) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how
     much all of them account for.
 
     On sentences, which are long, swapped attention alone, and no ways.
     """
-    words, encoded = run.settings.suite == "words", run.few()
-    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],)))
+    words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
+    contrasts = CONTRASTS if words else CONTRASTS[:1]
+    alone = pipeline.make("looks", Recipe(one_by_one, encoded, (contrasts,)))
     senders = choose.by_effect(alone, SENDERS) if words else []
-    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))))
+    return alone.assign(pipeline.make("looks", Recipe(ways, encoded, (senders,))))

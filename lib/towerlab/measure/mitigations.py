@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go, in_changes
 from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
@@ -220,10 +220,12 @@ def recency_shortcut(
     return Edit(heads, output)
 
 
-def _mitigations(run: Run) -> Recipe:
+def _mitigations(pipeline: Pipeline) -> Recipe:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads
     and random ones."""
-    check_one_can_go(run)
-    sets = present(run.sets, "located")
+    design = pipeline.design
+    check_one_can_go(design)
+    sets = present(pipeline.head_sets, "located")
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
-    return Recipe(remedied, run.few(), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))
+    random = random_sets(pipeline, sets, AT_LAST)
+    return Recipe(remedied, design.intervention(), (changes, design.encode), sets, random)

@@ -18,13 +18,14 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
+from twotowers.paths import slug
 from twotowers.settings import SEPARATORS
 
-from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.observations import with_dims
+from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say
@@ -130,42 +131,45 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
     return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 
 
-def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
-    """The prompts of some of the paper's word sets, or of all sentence sets of the run's suite.
+def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
+    """The prompts of some of the paper's word sets, or of all sentence sets of the design's suite.
     Raises NotTestable, with the reason, where the model cannot read them."""
-    n, seed = run.n_prompts, run.settings.seed
-    if run.settings.suite == "words":
-        return _encoded(run, [p for name in sets for p in paper_prompts(name, n, seed=seed)])
+    n, settings = design.n_prompts, design.settings
+    if settings.suite == "words":
+        prompts = [p for name in sets for p in paper_prompts(name, n, seed=settings.seed)]
+        return _encoded(design, prompts)
     out, why = [], None
-    for name, texts in sentence_sets(run.settings.suite).items():
+    for name, texts in sentence_sets(settings.suite).items():
         try:
-            out += _encoded(run, paper_prompts(name, n, seed=seed, texts=texts))
+            out += _encoded(design, paper_prompts(name, n, seed=settings.seed, texts=texts))
         except NotTestable as error:
             # For example, a model's context is too short for five of these sentences.
             why = error
-            say(f"{run.name}: {name} is left out: {error}")
+            say(f"{slug(settings.model)}: {name} is left out: {error}")
     if not out and why:
         raise why
     return out
 
 
-def case_of(run: Run) -> tuple[Model, Encoded, list[Head]]:
+def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
     """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and the
     in-context heads of its set. Raises as `encoded_sets`."""
-    prompt, suite, paper = CASE, run.settings.suite, run.measured("paper")
-    if suite != "words":
+    prompt, settings, paper = CASE, pipeline.settings, pipeline.measured("paper")
+    if settings.suite != "words":
         sets = paper["word_set"].values.tolist()
-        name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
-        prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name])[0]
-    return run.model, _encoded(run, [prompt])[0], in_context_heads(paper, prompt.dataset)
+        name = CASE_OF[settings.suite] if CASE_OF[settings.suite] in sets else sets[0]
+        texts = sentence_sets(settings.suite)[name]
+        (prompt,) = paper_prompts(name, 1, seed=settings.seed, texts=texts)
+    (encoded,) = _encoded(pipeline.design, [prompt])
+    return pipeline.model, encoded, in_context_heads(paper, prompt.dataset)
 
 
-def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
+def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
     """In the paper's template, or in the one for tokenizers that cannot say the labels in it."""
     why = None
     for separator in SEPARATORS.values():
         try:
-            return run.encode([replace(prompt, separator=separator) for prompt in prompts])
+            return design.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
             why = why or error
     # Sentences are not ours to show.
@@ -173,25 +177,26 @@ def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 
-def _paper(run: Run) -> xr.Dataset:
+def _paper(pipeline: Pipeline) -> xr.Dataset:
     """The paper's sets as they are: increases, the heads that are largest by them, ranks and
     attention in these heads; in a quick look only the two sets whose lists of heads the paper
     shows."""
-    encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
-    return with_readings(run.model, encoded, run.make("paper", Recipe(increases, encoded)))
+    design = pipeline.design
+    encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
+    data = pipeline.make("paper", Recipe(increases, encoded))
+    return with_readings(pipeline.model, encoded, data)
 
 
-def _paper_changes(run: Run) -> xr.Dataset:
+def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
     """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another
     query: attention and answers. Of sentences, which are long, a quarter of the prompts, in the
     orders and labels that counterbalance each other."""
-    heads = run.measured("paper")["named_head"].values.tolist()
-    encoded = encoded_sets(run)
-    names = tuple(CHANGES)
-    if run.settings.suite != "words":
-        few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
+    heads = pipeline.measured("paper")["named_head"].values.tolist()
+    design, names = pipeline.design, tuple(CHANGES)
+    encoded = encoded_sets(design)
+    if pipeline.settings.suite != "words":
+        few, names = max(FEW_SENTENCES, design.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
-    return summed_up(
-        run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))), heads
-    )
+    recipe = Recipe(attention_in, encoded, (changes, design.encode))
+    return summed_up(pipeline.make("paper_changes", recipe), heads)

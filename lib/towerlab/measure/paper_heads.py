@@ -22,13 +22,13 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head
 
 from towerlab.measure.ablations import ablations, single_ablations
-from towerlab.measure.chain import Run
 from towerlab.measure.conditions import Changes, Encode
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
 from towerlab.measure.observations import observations, with_dims
 from towerlab.measure.paper import encoded_sets
+from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
@@ -103,58 +103,58 @@ def looked_at(
     )
 
 
-def _prompts(run: Run) -> tuple[list[Encoded], list[Encoded]]:
+def _prompts(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
     """Prompts of the sets that the measurement "paper" has, foo true: those that choose heads, and
     those that judge them."""
-    encoded = encoded_sets(run, run.measured("paper")["word_set"].values.tolist())
-    n = min(CHOOSE, max(1, run.n_prompts // 2))
-    return [e for e in encoded if e.prompt.block < n], [
-        e for e in encoded if e.prompt.block >= n
-    ] or encoded
+    sets = pipeline.measured("paper")["word_set"].values.tolist()
+    encoded = encoded_sets(pipeline.design, sets)
+    n = min(CHOOSE, max(1, pipeline.design.n_prompts // 2))
+    judging = [e for e in encoded if e.prompt.block >= n]
+    return [e for e in encoded if e.prompt.block < n], judging or encoded
 
 
-def _with_exchanged(run: Run, encoded: Sequence[Encoded], most: int) -> list[Encoded]:
+def _with_exchanged(design: Design, encoded: Sequence[Encoded], most: int) -> list[Encoded]:
     """The first prompts of each set, `most` at most, and the same with the labels exchanged, so
     that bar is true."""
     first = min(e.prompt.block for e in encoded)
     some = [e for e in encoded if e.prompt.block < first + most]
-    return [*some, *run.encode([exchanged_labels(e.prompt) for e in some])]
+    return [*some, *design.encode([exchanged_labels(e.prompt) for e in some])]
 
 
-def _random(run: Run, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list[Head]]]:
+def _random(pipeline: Pipeline, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list[Head]]]:
     """Random sets matched to each, where the model has enough other heads."""
     try:
-        return random_sets(run, sets, DRAWS)
+        return random_sets(pipeline, sets, DRAWS)
     except NotTestable:
         return {}
 
 
-def _paper_ablations(run: Run) -> xr.Dataset:
+def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they
     attend to and read at labels."""
-    if run.settings.suite != "words":
+    if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
-    name, model, (choosing, judging) = "paper_ablations", run.model, _prompts(run)
+    name, model, design = "paper_ablations", pipeline.model, pipeline.design
     if model.n_layers * model.n_heads < 2:
         raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
-    exchanged = run.encode([exchanged_labels(e.prompt) for e in choosing])
-    tried = _with_exchanged(run, choosing, ALONE)
+    choosing, judging = _prompts(pipeline)
+    exchanged = design.encode([exchanged_labels(e.prompt) for e in choosing])
+    tried = _with_exchanged(design, choosing, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    foo = run.measured("paper")["increase"]
-    foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean(
-        "prompt"
-    )
-    bar = run.make(name, Recipe(increases, exchanged))["increase"].mean("prompt")
-    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle)))
+    foo = pipeline.measured("paper")["increase"]
+    chosen_on = foo["block"].isin([e.prompt.block for e in choosing])
+    foo = foo.isel(prompt=chosen_on.values).mean("prompt")
+    bar = pipeline.make(name, Recipe(increases, exchanged))["increase"].mean("prompt")
+    singles = pipeline.make(name, Recipe(single_ablations, tried, ("all", middle)))
     lost = singles["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
 
-    judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
+    judges = _with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
     sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets)))
-    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode)))
+    zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, _random(pipeline, sets)))
+    looks = pipeline.make(name, Recipe(looked_at, judges, (heads, design.encode)))
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
-    of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.fillna(0).values}))
+    of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.values}))
     sizes = {
         "rank": range(1, 1 + len(foo_heads)),
         "layer": range(model.n_layers),
@@ -164,14 +164,14 @@ def _paper_ablations(run: Run) -> xr.Dataset:
     return xr.merge(parts, compat="override", join="override")
 
 
-def _paper_remedies(run: Run) -> xr.Dataset:
+def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """The two remedies in the twelve heads: answers and attention with one demonstration fewer and
     in six orders, without and with."""
-    judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
-    sets = {
-        TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]
-    }
-    data = run.make(
-        "paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets))
-    )
+    name, design = "paper_remedies", pipeline.design
+    most = min(MITIGATE, design.n_prompts // 3 or 1)
+    judges = _with_exchanged(design, _prompts(pipeline)[1], most)
+    heads = pipeline.measured("paper_ablations")["named_head"].values
+    sets = {TWELVE: [Head.parse(head) for head in heads]}
+    arguments, random = (REMEDIED, design.encode), _random(pipeline, sets)
+    data = pipeline.make(name, Recipe(remedied, judges, arguments, sets, random))
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))

@@ -11,8 +11,8 @@ from twotowers.files import of_labels
 from twotowers.heads import Head
 from twotowers.pages import QUICK
 
-from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
+from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.prompt import Encoded
 
 DRAWS, AT_LAST = 20, 100
@@ -23,14 +23,14 @@ BY_ATTENTION, OTHER_HALVES = "by attention", "other halves"
 
 
 def random_sets(
-    run: Run, sets: Mapping[str, Sequence[Head]], draws: int = DRAWS
+    pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], draws: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
     """Set -> random sets matched to it, none of whose heads stands in the set in question.
 
     Args:
         draws: how many; in a quick look at most DRAWS.
     """
-    model, draws = run.model, min(draws, DRAWS) if run.settings.blocks < QUICK else draws
+    model, draws = pipeline.model, min(draws, DRAWS) if pipeline.settings.blocks < QUICK else draws
     group = model.n_heads // model.n_key_value_heads
     return {
         name: choose.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
@@ -39,25 +39,26 @@ def random_sets(
 
 
 def other_halves(
-    run: Run, name: str, encoded: Sequence[Encoded]
-) -> list[list[tuple[list[int], dict[str, list[Head]]]]]:
-    """The `turns` of a recipe for the entry "NAME, other halves".
+    pipeline: Pipeline, name: str, encoded: Sequence[Encoded]
+) -> list[tuple[list[int], dict[str, list[Head]]]]:
+    """The sets of the entry "NAME, other halves": other class pairs and label pairs choose them.
 
-    Each prompt has the set that locating prompts of other class pairs and other label pairs choose.
-    None where a turn's locating prompts name no heads.
+    Returns:
+        For each split the numbers of its prompts and their set; nothing if the selection prompts of
+            a split name no heads.
     """
-    locating = of_labels(run.measured("locating"), "arbitrary")
+    locating = of_labels(pipeline.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
-    turns = []
+    splits = []
     for chooses, judges in choose.turns(locating, prompts):
-        heads = choose.head_sets(chooses, run.settings.top_k)[name]
-        turns.append((judges["at"].values.tolist(), {f"{name}, {OTHER_HALVES}": heads}))
-    return [turns] if all(heads for _, sets in turns for heads in sets.values()) else []
+        heads = choose.head_sets(chooses, pipeline.settings.top_k)[name]
+        splits.append((judges["at"].values.tolist(), {f"{name}, {OTHER_HALVES}": heads}))
+    return splits if all(heads for _, sets in splits for heads in sets.values()) else []
 
 
-def by_increase(run: Run, k: int) -> list[Head]:
+def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
     """The paper's set, of so many heads: for recipes that need the measurement "norms", too."""
-    located = choose.with_increase(run.measured("locating"), run.measured("norms"))
+    located = choose.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
     return choose.head_sets(located, k)["by increase"]
 
 

@@ -5,10 +5,12 @@ The interventions are activation additions (Turner et al. 2023; Rimsky et al. 20
 they change what a head attends to, and nothing that it reads or writes there.
 
     >>> from twotowers.settings import Settings
-    >>> run = Run(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
-    >>> directions = class_directions(run.model, run.encode(run.blocks(4, 1, pairs=run.pairs[:2])))
-    >>> moved, judging = {"one": ([(2, 0)], directions)}, run.few()
-    >>> dict(tower_grid(run.model, judging, moved, (-1.0, 0.0, 1.0))["logit_difference"].sizes)
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
+    >>> design = pipeline.design
+    >>> prompts = design.encode(design.blocks(4, 1, pairs=design.class_pairs[:2]))
+    >>> moved = {"one": ([(2, 0)], class_directions(pipeline.model, prompts))}
+    >>> data = tower_grid(pipeline.model, design.intervention(), moved, (-1.0, 0.0, 1.0))
+    >>> dict(data["logit_difference"].sizes)
     {'head_set': 1, 'query_coefficient': 3, 'key_coefficient': 3, 'prompt': 8}
 """
 
@@ -26,10 +28,10 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.label_reads import query_and_keys
 from towerlab.measure.observations import answers_of, observations, read_batches, read_prompts
-from towerlab.measure.recipe import Recipe
+from towerlab.measure.pipeline import SELECTION, Design, Pipeline
+from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import (
     BY_ATTENTION,
     DRAWS,
@@ -43,7 +45,7 @@ from towerlab.model.capture import Capture
 from towerlab.model.edits import steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Encoded
 
 BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single
@@ -219,24 +221,25 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
-def directions_of_run(run: Run) -> xr.Dataset:
-    """One direction a class pair, from prompts of the run's own that judge nothing."""
-    return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
+def directions_of(pipeline: Pipeline) -> xr.Dataset:
+    """One direction a class pair, from prompts that judge nothing."""
+    return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
 
 
-def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
-    """Turns of a recipe for the heads by attention, along directions from prompts with other
-    labels.
+def other_labels(pipeline: Pipeline, encoded: Sequence[Encoded]) -> list[tuple[list[int], Moved]]:
+    """Heads by attention, moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half,
-    each from as many blocks as one of `directions_of_run`, on average.
+    each from as many blocks as one of `directions_of`, on average.
 
     Returns:
-        One entry of `Recipe.turns`; none where there are no such heads, or where a half lacks one
-            of the classes.
+        For each half the numbers of its prompts, and what is moved; nothing where there are no such
+            heads, or where a half lacks one of the classes.
     """
-    first, heads = {frozenset(pair.split("/")) for pair in run.labels[::2]}, run.sets[BY_ATTENTION]
-    directing, turns = run.encode(_directing(run, 2 * BLOCKS)), []
+    first = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
+    heads = pipeline.head_sets[BY_ATTENTION]
+    directing = _directing(pipeline.design, 2 * BLOCKS)
+    halves: list[tuple[list[int], Moved]] = []
     for half in (True, False):
         at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
         pairs = {encoded[i].prompt.dataset for i in at}
@@ -246,35 +249,47 @@ def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[i
             if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half
         ]
         asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
-        if (
-            not heads
-            or not at
-            or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/"))
-        ):
+        every = {(pair, name) for pair in pairs for name in pair.split("/")}
+        if not heads or not at or not every <= asked:
             return []
-        turns.append((at, along(class_directions(run.model, others), {OTHER_LABELS: heads})))
-    return [turns]
+        halves.append((at, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
+    return halves
 
 
-def _directing(run: Run, blocks: int) -> list[Prompt]:
+def _directing(design: Design, blocks: int) -> list[Encoded]:
     """Prompts that directions come from: so many blocks of every class pair that is moved."""
-    return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
+    pairs = design.intervention_pairs
+    return design.encode(design.blocks(blocks * len(pairs), SELECTION, pairs=pairs))
 
 
-def _tower_grid(run: Run) -> Recipe:
+def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     """The whole grid, in the heads by attention and other sets.
 
     These are heads that other class pairs and label pairs choose, those without negative heads,
     those by increase, and those by attention along directions from prompts with other labels.
     """
-    k, few, directions = run.settings.top_k, run.few(), directions_of_run(run)
-    sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
-    sets["without negative heads"] = without_negative(run.measured("locating"), k)
-    halves = other_halves(run, BY_ATTENTION, few)
-    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(
-        run, few
-    )
-    return Recipe(tower_grid, few, (COEFFICIENTS,), along(directions, present(sets)), turns=turns)
+    name, k, directions = "tower_grid", pipeline.settings.top_k, directions_of(pipeline)
+    encoded = pipeline.design.intervention()
+    sets = {BY_ATTENTION: pipeline.head_sets[BY_ATTENTION], "by increase": by_increase(pipeline, k)}
+    sets["without negative heads"] = without_negative(pipeline.measured("locating"), k)
+    moved = along(directions, present(sets))
+    data = [pipeline.make(name, Recipe(tower_grid, encoded, (COEFFICIENTS,), moved))]
+    halves = other_halves(pipeline, BY_ATTENTION, encoded)
+    # Each prompt is measured once in either of these: with what other prompts choose.
+    for splits in (
+        [(at, along(directions, heads)) for at, heads in halves],
+        other_labels(pipeline, encoded),
+    ):
+        parts = []
+        for number, (at, moved) in enumerate(splits):
+            some, stage = [encoded[i] for i in at], f"{min(moved)} {number}"
+            part = pipeline.make(
+                name, Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=stage)
+            )
+            parts.append(part.assign_coords(at=("prompt", at)))
+        if parts:
+            data.append(joined(parts).sortby("at").drop_vars("at"))
+    return joined(data, "head_set")
 
 
 def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
@@ -282,20 +297,21 @@ def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
     return {name: (heads, directions) for name, heads in sets.items()}
 
 
-def _tower_grid_random(run: Run) -> Recipe:
+def _tower_grid_random(pipeline: Pipeline) -> Recipe:
     """Few coefficients on few prompts: the heads by attention; random sets of heads, and random
     directions.
 
     The control has twenty random sets of heads along the class directions, then the heads by
     attention along twenty random directions.
     """
-    sets, directions = present(run.sets, BY_ATTENTION), directions_of_run(run)
+    sets, directions = present(pipeline.head_sets, BY_ATTENTION), directions_of(pipeline)
     random: list[tuple[Heads, xr.Dataset]] = [
-        (heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]
+        (heads, directions) for heads in random_sets(pipeline, sets)[BY_ATTENTION]
     ]
     for i in range(DRAWS):
-        random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
-    few, moved = run.few()[:PROMPTS], along(directions, sets)
+        other = random_directions(directions, [pipeline.settings.seed, i])
+        random.append((sets[BY_ATTENTION], other))
+    some, moved = pipeline.design.intervention()[:PROMPTS], along(directions, sets)
     return Recipe(
-        tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
+        tower_grid, some, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
     )

@@ -22,9 +22,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xarray as xr
 from twotowers.errors import TwoTowersError
-from twotowers.files import precomputed_models
+from twotowers.files import precomputed_fingerprint, precomputed_models
 from twotowers.paths import shipped_models
 
 from towerlab.model.architectures import ARCHITECTURES, REFUSED
@@ -208,11 +207,7 @@ def folder_digest(folder: Path) -> str:
 
 def _precomputed(name: str) -> str | None:
     """Return the fingerprint of a precomputed model whose weights are not here, else None."""
-    folder = None if os.path.exists(name) else precomputed_models().get(name)
-    for path in folder.glob("*/*.nc") if folder else ():
-        with xr.open_dataset(path) as data:
-            return str(data.attrs["fingerprint"])
-    return None
+    return None if os.path.exists(name) else precomputed_fingerprint(name)
 
 
 def _folder(name: str, patterns: tuple[str, ...]) -> Path:

@@ -1,0 +1,326 @@
+"""The pipeline of measurements of one model: what each is made from, and its file.
+
+Answers on a grid of templates -> the template -> heads on selection blocks -> sets of heads ->
+everything else, on evaluation blocks. Files below `out` are a cache: a measurement with another
+identity is made again. torch is loaded when something is measured.
+
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=200))
+    >>> pipeline.path("heads").name             # `pipeline.measured("heads")` opens or makes it
+    'heads.nc'
+    >>> pipeline.part_size("heads"), pipeline.part_size("looks")
+    (52, 4)
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+from twotowers import catalogue, choose, files
+from twotowers.catalogue import NOT_TESTABLE
+from twotowers.errors import NotTestable, TwoTowersError, Unavailable
+from twotowers.heads import Head
+from twotowers.paths import is_own, shipped_models, slug
+from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
+
+from towerlab.measure.recipe import Recipe, joined
+from towerlab.model import loading
+from towerlab.progress import part, say
+from towerlab.prompts import sentences
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
+
+if TYPE_CHECKING:
+    from towerlab.model.model import Model
+
+SELECTION, EVALUATION = 1, 2
+"""Seeds of the blocks that choose templates and heads, and of the blocks that judge"""
+PASSES = 64
+"""Plain passes of a prompt that a part of a measurement costs, about"""
+BLOCK = 4
+"""Prompts of a block"""
+AGAIN = "again"
+"""Attribute of a file without variables: something could not be had, and the next run asks again"""
+QUICK_PROMPTS = 20
+"""Prompts of each of the paper's sets for a first look at a model of one's own"""
+
+
+def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
+    """Return the function that makes a measurement. Its docstring says what is measured."""
+    module = importlib.import_module(f"towerlab.measure.{catalogue.row_of(name).module}")
+    return getattr(module, f"_{name}")
+
+
+@dataclass(frozen=True)
+class Design:
+    """The prompts of one setting: class pairs, label pairs, template and blocks. No files."""
+
+    settings: Settings
+    tokenizer: Any
+    context: int
+    """tokens that the model can read"""
+    answers: Callable[[], xr.Dataset]
+    """gives the answers in every template, from which one is chosen unless the settings have it"""
+
+    @cached_property
+    def class_pairs(self) -> tuple[str, ...]:
+        """The class pairs of the suite."""
+        return sentences.class_pairs(self.settings.suite)
+
+    @cached_property
+    def texts(self) -> Mapping[str, list[str]]:
+        """The texts of each class of the suite."""
+        return sentences.class_texts(self.settings.suite)
+
+    @property
+    def label_pairs(self) -> tuple[str, ...]:
+        """The label pairs in use: those of the settings, or all that the tokenizer can say."""
+        default = (pair for pair in self._default_pairs if pair not in self.unsayable)
+        return tuple(self.settings.labels or default)
+
+    @property
+    def _default_pairs(self) -> tuple[str, ...]:
+        """A shipped model has the label pairs that it was trained on."""
+        if self.settings.model in shipped_models():
+            return label_pairs(("nonsense",))
+        words = self.settings.suite == "words"
+        return label_pairs() if words else label_pairs(("nonsense", "plain"))
+
+    @cached_property
+    def unsayable(self) -> Mapping[str, str]:
+        """The label pairs that are left out, with the tokenizer's reason.
+
+        Raises TwoTowersError if it can say none. Pairs of the settings are not tried here.
+        """
+        out: dict[str, str] = {}
+        n, model = len(self.class_pairs), slug(self.settings.model)
+        for pair in () if self.settings.labels else self._default_pairs:
+            try:
+                # A block of each class pair is tried, since classes may be the labels.
+                for separator in SEPARATORS:
+                    prompts = self.blocks(n, 0, Form(1, separator), labels=[pair])
+                    encode_all(prompts, self.tokenizer)
+            except TwoTowersError as error:
+                out[pair] = str(error)
+        if out and len(out) == len(self._default_pairs):
+            raise TwoTowersError(
+                f"the tokenizer of {model} can say no label pair ({next(iter(out.values()))}); "
+                "see labels=..."
+            )
+        if out:
+            say(f"{model}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
+        return out
+
+    @cached_property
+    def template(self) -> Form:
+        """The template of the settings, or the best-learned one of the grid."""
+        k, separator = self.settings.k, self.settings.separator
+        if k and separator:
+            return Form(k, separator)
+        grid = self.answers()
+        keep = (grid["k"] == (k or grid["k"])) & (
+            grid["separator"] == (separator or grid["separator"])
+        )
+        return choose.form(grid.isel(prompt=keep.values))
+
+    def blocks(self, n: int, seed: int, template: Form | None = None, **of: Any) -> list[Prompt]:
+        """Return n blocks of all class pairs, label pairs and texts, or of those in `of`."""
+        of = {"pairs": self.class_pairs, "texts": self.texts} | of
+        if "labels" not in of:
+            of["labels"] = self.label_pairs
+        return draw_blocks(n, template or self.template, seed=[self.settings.seed, seed], **of)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        return encode_all(prompts, self.tokenizer, self.context)
+
+    def selection(self, template: Form | None = None) -> list[Encoded]:
+        """Return the prompts that choose the template and the heads; they judge nothing."""
+        return self.encode(self.blocks(self.settings.locate, SELECTION, template))
+
+    def evaluation(self, share: float = 1.0) -> list[Encoded]:
+        """Return the prompts of the first `share` of the blocks that judge."""
+        return self.encode(self.blocks(max(1, round(share * self.settings.blocks)), EVALUATION))
+
+    def intervention(self) -> list[Encoded]:
+        """Return the prompts of the blocks on which interventions are judged."""
+        return self.encode(self.blocks(self.n_intervention, EVALUATION))
+
+    @property
+    def n_intervention(self) -> int:
+        """Two blocks of every class pair, or a quarter of all blocks if that is more, which run a
+        prompt many times."""
+        n_blocks = self.settings.blocks
+        return min(n_blocks, max(2 * len(self.class_pairs), round(n_blocks / 4)))
+
+    @property
+    def intervention_pairs(self) -> Sequence[str]:
+        """The class pairs of these blocks."""
+        return self.class_pairs[: self.n_intervention]
+
+    def repeatable(self, pairs: Sequence[str]) -> Sequence[str]:
+        """Return as many class pairs as these blocks ask twice, at least one: a text of the other
+        class comes from another block of the same pair."""
+        return pairs[: max(1, self.n_intervention // 2)]
+
+    @property
+    def n_prompts(self) -> int:
+        """The number of prompts of each of the paper's own sets."""
+        default = 200 if self.settings.model in shipped_models() else QUICK_PROMPTS
+        return self.settings.prompts or default
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The measurements of one model under one setting, opened or made."""
+
+    settings: Settings
+    command: str = ""
+    """command line, for the attributes of files"""
+
+    @cached_property
+    def name(self) -> str:
+        """The model's name among measurements.
+
+        A folder has digits of its fingerprint in its name, since folders may share a name. A copy
+        of a shipped or precomputed model has the name of that model.
+        """
+        name = slug(self.settings.model)
+        if not is_own(self.settings.model):
+            return name
+        shipped = loading.fingerprint(name) if name in shipped_models() else None
+        if self.fingerprint in (shipped, files.precomputed_fingerprint(name)):
+            return name
+        return f"{name}--{self.fingerprint.partition('@')[2][: files.DIGITS_OF_NAMES]}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return loading.fingerprint(self.settings.model)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model, whose weights are read when a measurement is first made."""
+        import torch  # takes seconds, which are saved if nothing is measured
+
+        s = self.settings
+        torch.manual_seed(0)
+        return loading.load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map)
+
+    @cached_property
+    def design(self) -> Design:
+        return Design(
+            self.settings, self.model.tokenizer, self.model.context, lambda: self.measured("forms")
+        )
+
+    @cached_property
+    def head_sets(self) -> Mapping[str, list[Head]]:
+        """The sets of heads that the rules of `choose` name, from the selection blocks."""
+        return choose.head_sets(self.measured("locating"), self.settings.top_k)
+
+    def path(self, name: str) -> Path:
+        return files.folder(self.settings, self.name, name) / f"{name}.nc"
+
+    def identity(self, name: str) -> str:
+        return files.identity(name, self.settings, self.fingerprint)
+
+    def measured(self, name: str) -> xr.Dataset:
+        """Return a measurement from its file if that has the current identity, or measure it.
+
+        If it has no meaning for the model, it has no variables, and its attribute NOT_TESTABLE says
+        why.
+        """
+        path = self.path(name)
+        data = self._saved(path, name)
+        if data is not None and AGAIN not in data.attrs:
+            return data
+        files.check_writable(path)
+        needs = [self.measured(need).attrs for need in catalogue.row_of(name).needs]
+        start = time.monotonic()
+        try:
+            for need in needs:
+                if NOT_TESTABLE in need:
+                    raise (Unavailable if AGAIN in need else NotTestable)(need[NOT_TESTABLE])
+            data = self.made(name)
+        except NotTestable as error:
+            again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
+            data = xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
+        seconds = time.monotonic() - start
+        if self.settings.suite == "published":  # the sentences are not ours to pass on
+            data = data.drop_vars(files.OPTIONAL, errors="ignore")
+        files.save(name, data, path, self._attributes(name, seconds))
+        for file in path.parent.glob(f".{name}.*.part"):
+            file.unlink(missing_ok=True)
+        why = data.attrs.get(NOT_TESTABLE)
+        result = f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"
+        say(f"{self.name}: {name} {result}")
+        return files.load(path)
+
+    def _saved(self, path: Path, name: str) -> xr.Dataset | None:
+        """Return the measurement of a file, None if the file is missing, or has another form or
+        identity."""
+        try:
+            data = files.load(path) if path.is_file() else None
+        except files.OtherForm:  # other code wrote it
+            return None
+        return data if data is not None and data.attrs["identity"] == self.identity(name) else None
+
+    def made(self, name: str) -> xr.Dataset:
+        """Return a measurement, made anew."""
+        result = recipe_of(name)(self)
+        return self.make(name, result) if isinstance(result, Recipe) else result
+
+    def make(self, name: str, recipe: Recipe) -> xr.Dataset:
+        """Return the result of a recipe, or of one of its stages.
+
+        It is made part by part. A finished part is kept until the measurement is saved, so an
+        interrupted measurement goes on after its last part, with equal numbers.
+        """
+        identity, size, parts = self.identity(name), self.part_size(name), []
+        n = math.ceil(len(recipe.items) / size)
+        for number in range(n):
+            file = f".{name}.{recipe.stage_name}.{number}-{size}.part"
+            path = self.path(name).with_name(file)
+            try:
+                data = files.read(path)
+            except TwoTowersError:  # missing, or of a process that was killed
+                data = None
+            if data is None or data.attrs.get("identity") != identity:
+                with part(f", part {number + 1} of {n}" if n > 1 else ""):
+                    data = recipe.run(self.model, number * size, size)
+                if n > 1:
+                    files.write(data.assign_attrs(identity=identity), path)
+                    data = files.read(path)
+            parts.append(data.drop_attrs(deep=False))
+        return recipe.with_matched_sets(joined(parts))
+
+    def part_size(self, name: str) -> int:
+        """Return the number of prompts of a part: whole blocks, of about PASSES passes."""
+        row = catalogue.row_of(name)
+        passes = row.passes if self.settings.suite == "words" else row.sentences or row.passes
+        return BLOCK * max(1, round(PASSES / passes / BLOCK))
+
+    def _attributes(self, name: str, seconds: float) -> dict[str, str | int | float]:
+        model, of_paper = self.model, catalogue.row_of(name).on == "prompts"
+        return {
+            "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,
+            "quantisation": model.quantisation,
+            "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
+            "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
+            "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,
+            "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
+            "machine": ", ".join([f"{platform.system()} {platform.machine()}",
+                                  f"{os.cpu_count()} cores", self.settings.device]),
+            "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
+            "labels_left_out": "" if of_paper else ", ".join(self.design.unsayable),
+            "licence": "MIT",
+        }  # fmt: skip
