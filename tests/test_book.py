@@ -71,7 +71,7 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     # without names of classes
     assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)
     assert (
-        "a, b, c: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space"
+        "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space; b: "
         in chapter.texts[0]
     )
 

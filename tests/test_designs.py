@@ -8,7 +8,7 @@ import torch
 import transformers
 from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
-from twotowers import exhibits, files
+from twotowers import claims, evidence, files
 
 SIZES = {"one head": (1, 1, 1), "one layer": (1, 2, 2), "shared keys": (2, 4, 1)}
 """Name -> layers, heads, key-value heads"""
@@ -66,5 +66,5 @@ def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypat
         )
         assert rows["verdict"].notna().all(), (chapter, chosen)
         assert {*rows["model"]} <= {"null"}, chapter
-    rows = exhibits.read(tmp_path / "09-llama/exhibits")
-    assert [*rows["item"]] == ["figure 22", "figure 25"] and {*rows["model"]} == {"null"}
+    rows = evidence.read(tmp_path / "09-llama", claims.paper_results())
+    assert [*rows["claim"]] == ["figure 22", "figure 25"] and {*rows["model"]} == {"null"}

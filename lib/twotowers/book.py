@@ -116,14 +116,11 @@ class Chapter(Measurements):
             raise TwoTowersError(
                 f"no claim '{claim}' in data/claims.csv: add a line with its rule and date"
             )
-        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(
-            untestable or {}
-        )
-        rows = []
-        for model in dict.fromkeys([*values, *why]):
+        rows, why = [], dict(untestable or {})
+        for model in {**values, **self.left_out, **why}:
             try:
-                if model in why:
-                    raise NotTestable(why[model])
+                if model in why or model not in values:
+                    raise NotTestable(why.get(model) or self.left_out[model])
                 of_whole = None if whole is None else whole[model]
                 random = None if control is None else control.get(model)
                 rows.append(self._judged(line, model, values[model], of_whole, random, gate))
@@ -131,12 +128,12 @@ class Chapter(Measurements):
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
             except TwoTowersError as error:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
-        rests_on: dict[str, list[str]] = {}
-        for row in (row for row in rows if row.n):
-            basis = f"{row.prompts / row.n:.3g} prompts a class pair, {row.n} × {row.label_pairs} "
-            basis += f"class and label pairs, {row.form}"
-            rests_on.setdefault(basis, []).append(shown_name(row.model))
-        details = "; ".join(f"{', '.join(names)}: {basis}" for basis, names in rests_on.items())
+        details = "; ".join(
+            f"{shown_name(row.model)}: {row.prompts / row.n:.3g} prompts a class pair, {row.n} × "
+            f"{row.label_pairs} class and label pairs, {row.form}"
+            for row in rows
+            if row.n
+        )
         self._show(line, rows, "Prompts", details)
         table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
         # Without a control or a threshold a chart would repeat the sentence.

@@ -116,7 +116,7 @@ def judge(effect: Interval, null: float, smallest: float, control: Control | Non
     6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds*
       where the difference from their mean lies above zero (95%) and at most MOST of the sets reach
       as much; else *not specific*: the effect is there, and not special to these heads. Of n
-      different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
+      different sets no share below 1/(n + 1) can be told from none.
 
     Args:
         effect: with its 90% and 95% bounds.
@@ -184,7 +184,8 @@ def compare(
     if against is not None:
         parts |= {"control": against.mean, "difference": against.difference}
         numbers |= {"share": against.share, "draws": against.draws}
-        reach, p = round(against.share * against.draws), p_of_sets(against.share, against.draws)
+        reach = round(against.share * against.draws)
+        p = (reach + 1) / (against.draws + 1)  # the set in question is counted with the others
         words += f"; control {against.mean.estimate:{claim.format}}, {reach:,} of "
         words += f"{against.draws:,} different {claim.control} reach it (p = {p:.2g})"
     for name, part in parts.items():
@@ -230,12 +231,6 @@ def distinct(control: xr.DataArray) -> list[int]:
     return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
-def p_of_sets(share: float, draws: int) -> float:
-    """The p-value of a share of `draws` random sets that reach as much: the set in question is
-    counted with them."""
-    return (round(share * draws) + 1) / (draws + 1)
-
-
 def check_prompts(
     values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
 ) -> None:
@@ -249,21 +244,20 @@ def check_prompts(
     Raises:
         TwoTowersError: where this is not so.
     """
-    for name, part in {"values": values, "whole": whole, "control": control}.items():
+    one, many = ("prompt",), ("random_set", "prompt")
+    parts = {"values": (values, one), "whole": (whole, one), "control": (control, many)}
+    for name, (part, dims) in parts.items():
         if part is None:
             continue
-        dims = ("random_set", "prompt") if name == "control" else ("prompt",)
         if {*part.dims} != {*dims}:
-            remedy = "take means over the others first, or name the set of heads in data/claims.csv"
             there = ", ".join(map(str, part.dims))
-            raise TwoTowersError(f"{name} over ({there}), wanted ({', '.join(dims)}): {remedy}")
-        common = [
-            c
-            for c in {*values.coords} & {*part.coords}
-            if values[c].dims == part[c].dims == ("prompt",)
-        ]
-        if part.sizes["prompt"] != values.sizes["prompt"] or not all(
-            np.array_equal(values[c], part[c]) for c in common
+            raise TwoTowersError(
+                f"{name} over ({there}), wanted ({', '.join(dims)}): take means over the others "
+                "first, or name the set of heads in data/claims.csv"
+            )
+        shared = {*values.coords} & {*part.coords}
+        if any(
+            not np.array_equal(values[c], part[c]) for c in shared if values[c].dims == ("prompt",)
         ):
             raise TwoTowersError(
                 f"values and {name} are of different prompts, or in another order: "
@@ -312,10 +306,9 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     """
     parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
     rows = pd.concat(parts or [pd.DataFrame(columns=[field.name for field in fields(EvidenceRow)])])
-    order = [*(statements or claims())]
-    rows = rows[rows["claim"].isin(order)].sort_values(
-        "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
-    )
+    rows["claim"] = pd.Categorical(rows["claim"], [*(statements or claims())])
+    rows = rows.dropna(subset="claim").sort_values("claim", kind="stable", ignore_index=True)
+    rows["claim"] = rows["claim"].astype(object)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 

@@ -106,15 +106,15 @@ def _theme() -> alt.theme.ThemeConfig:
     }
 
 
-def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
-    """A colour scale over `names`: known names keep their colour in every figure of the book."""
+def colour(field: str, names: Iterable[str]) -> alt.Color:
+    """Return a colour scale over names: known names keep their colour in every figure."""
     names = list(dict.fromkeys(names))
-    taken = {COLOURS.get(name) for name in names}
-    spare = itertools.cycle([c for c in OF_ANYTHING if c not in taken])
-    scale = alt.Scale(domain=names, range=[COLOURS.get(name) or next(spare) for name in names])
+    known = {name: COLOURS[name] for name in names if name in COLOURS}
+    spare = itertools.cycle(c for c in OF_ANYTHING if c not in known.values())
+    scale = alt.Scale(domain=names, range=[known.get(name) or next(spare) for name in names])
     # Marks may be faint, their key is not.
-    key = alt.Legend(columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1)
-    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key)
+    key = alt.Legend(columns=2 if any(len(name) > 18 for name in names) else 3, symbolOpacity=1)
+    return alt.Color(f"{field}:N", scale=scale, title=None, legend=key)
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:

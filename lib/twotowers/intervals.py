@@ -186,15 +186,14 @@ def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLU
         TwoTowersError: as `Sample`.
     """
     sample = Sample(np.stack([part.values, whole.values]), part, clusters)
-    size = mean(whole, clusters)
     numerator, denominator = map(float, sample.means)
-    if not size.low > 0 and not (np.isnan(size.low) and denominator > 0):
+    estimate = numerator / denominator if denominator > 0 else np.nan
+    least = mean(whole, clusters).low
+    if least <= 0:
         return Interval(np.nan, sample.n)
-    estimate = numerator / denominator
-    direction = [1.0, -estimate]
-    if np.isnan(size.low) or np.isnan(sample.error(direction)):
+    if np.isnan(least) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
         return Interval(estimate, sample.n)
-    covariance = sample.covariance(direction)
+    covariance = sample.covariance([1.0, -estimate])
     wide, narrow = (_fieller(sample.means, covariance, sample.t(q)) for q in (0.975, 0.95))
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)

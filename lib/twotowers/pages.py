@@ -1,6 +1,6 @@
 """What pages show beside charts: sentences, tables and notes, in which all text is escaped.
 
-    >>> table = pd.DataFrame({"model": ["a"], "heads": ["all"], "value": 0.31})
+    >>> table = pd.DataFrame({"model": ["a"], "heads": ["all"], "value": 0.31, "n": 20})
     >>> grid(table.assign(low=0.08, high=0.54), ["heads"], "model").data.loc["all", "a"]
     '31% [8%, 54%]'
     >>> "&lt;b&gt;" in shown(pd.DataFrame({"word": ["<b>"]})).to_html()
@@ -133,27 +133,22 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
-    """A table with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come.
+    """Return a table with "31% [8%, 54%]" in its cells, its entries in the order of `table`.
 
     Args:
-        table: of `Chapter.table`.
-        rows: columns of it, whose entries become rows.
-        column: whose entries become columns; where many models would be, they are rows.
-        fmt: of numbers.
+        table: A table of `Chapter.table`.
+        rows: Columns whose entries become rows.
+        column: The column whose entries become columns.
+        fmt: Format of numbers.
     """
-    table = table.assign(n=table.get("n", 0))  # clusters
-    numbers = table[["value", "low", "high", "n"]].itertuples(index=False)
-    cell = [
-        ""
-        if pd.isna(value)
-        else f"{Interval(value, (n,), low, high):{fmt}}".replace(", ", ",\u00a0")
-        for value, low, high, n in numbers
+    cells = [
+        "" if pd.isna(of.value) else f"{Interval(of.value, (of.n,), of.low, of.high):{fmt}}"
+        for of in table.itertuples()
     ]
-    wide = table.assign(cell=cell).pivot_table(
+    wide = table.assign(cell=cells).pivot_table(
         index=list(rows), columns=column, values="cell", aggfunc="first", sort=False
     )
-    wide = wide.T if column == "model" and wide.shape[1] > max(3, wide.shape[0]) else wide
-    return shown(wide.fillna(""), index=True)
+    return shown(wide.fillna("").replace(", ", ",\u00a0", regex=True), index=True)
 
 
 def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
