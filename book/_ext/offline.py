@@ -12,6 +12,7 @@ import explorer
 import first
 import tinker
 import vl_convert
+from sphinx.errors import ExtensionError
 
 PAGE = Path(__file__).parent.parent / "_page"
 TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has words of its own
@@ -57,6 +58,8 @@ def every_page(app, env) -> list[str]:
 
 
 def setup(app) -> dict:
+    if (Path(app.srcdir) / "Snakefile").is_file():  # not what stage.py has put together
+        raise ExtensionError("these sources have no figures and no verdicts: run `make book`")
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
     app.connect("config-inited", first.set_address)
