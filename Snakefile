@@ -18,14 +18,14 @@ from twotowers import catalogue, files
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
-if log := os.environ.get("TWOTOWERS_SNAKEMAKE_LOG"):  # `twotowers book`: the terminal is for measurements and chapters
-    for handler in logging.getLogger("snakemake.logging").handlers:
-        handler.setStream(open(log, "a"))
-os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
-given = {name: value for name, value in config.items() if name in Settings.model_fields}
-settings = Settings.of(given)
-MODEL, OUT, THREADS = Pipeline(settings).name, settings.out, int(config.get("threads", 1))
+THREADS = int(config.pop("threads", 1))
+settings = Settings.of(config)  # raises for a name of no setting
+given = {name: value for name, value in config.items() if value not in ("", None)}  # empty: auto
+MODEL, OUT = Pipeline(settings).name, settings.out
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Chapters run with this environment's kernel, also where JUPYTER_PATH names another Python's first.
+os.environ["JUPYTER_PATH"] = os.pathsep.join([f"{sys.prefix}/share/jupyter", os.environ.get("JUPYTER_PATH", "")])
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv")))
 DATA_OF_CHAPTERS = [str(p) for p in TABLES if p.stem != "versions"]
@@ -34,7 +34,7 @@ PAGES += ["CITATION.cff"] if Path("CITATION.cff").is_file() else []  # part of a
 
 toc = yaml.safe_load(Path("_toc.yml").read_text())
 notebooks = [Path(f"{page}.ipynb") for page in building.listed(toc)]
-about = {path.stem: json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {}) for path in notebooks if path.is_file()}
+about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in notebooks if path.is_file()}
 claimed = {row["chapter"] for of in ("claims", "figures") for row in csv.DictReader((data_folder() / f"{of}.csv").open())}
 
 def reads(name):
@@ -76,7 +76,7 @@ rule measure:
         options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],
     threads: THREADS
     resources: **({"gpu": 1} if settings.device.startswith("cuda") or settings.device_map else {}),
-    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q} > /dev/null"
+    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q} 2>&1 > /dev/null | cat >&2"
 
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
@@ -92,6 +92,22 @@ for name in about:
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:
-            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
+            "export TWOTOWERS_EVIDENCE=_build/evidence; trap 'exit 130' INT; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
             "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
             "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"
+
+LOG = "_build/log/snakemake.txt"
+
+onstart:  # the terminal is for measurements and chapters from here on
+    for handler in logging.getLogger("snakemake.logging").handlers:
+        handler.setStream(open(LOG, "w"))
+
+onerror:  # pages are built with the last good chapters
+    failed = sorted(Path("_build/chapters").glob(f"*{building.FAILED}"))
+    for path in failed:
+        name = path.name.removesuffix(building.FAILED)
+        why = building.failure(Path(f"_build/log/{name}.txt"))
+        print(f"twotowers: {name} failed: {why} (as far as it came: {path}; log: _build/log/{name}.txt)", file=sys.stderr)
+    if failed:
+        shell("{PYTHON:q} book/_ext/build.py")
+    print(f"twotowers: not all is made: see above, or {LOG}; what was made is kept, and the same command goes on", file=sys.stderr)

@@ -100,9 +100,8 @@ def verdicts(
                 command, stderr=log, stdin=subprocess.DEVNULL, env=environment
             ).returncode
         if code:
-            raise TwoTowersError(
-                f"chapter {name} failed: {building.why(out)} (as far as it came: {out})"
-            )
+            why = building.failure(Path(log.name))
+            raise TwoTowersError(f"chapter {name} failed: {why} (as far as it came: {out})")
     rows = evidence.read(rows_of)
     table = beside_predictions(rows[rows["model"] == pipeline.name])
     table.to_csv(folder(pipeline) / "verdicts.csv", index=False)

@@ -20,7 +20,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from towerlab import progress
 from towerlab.measure import observations
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention import implementation
@@ -56,13 +55,6 @@ def precision():
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
-
-
-@pytest.fixture(autouse=True)
-def stderr_of_this_test():
-    """Progress remembers where stderr went, which pytest changes from test to test."""
-    yield
-    progress._copy.cache_clear()
 
 
 def pytest_addoption(parser):

@@ -5,9 +5,7 @@ import shutil
 import unicodedata
 
 import pytest
-import tiny_book
 from conftest import ROOT, refused
-from towerlab import building
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
 from twotowers import files, pages, settings
@@ -156,16 +154,6 @@ def test_words_that_are_labels_too_and_small_classes_are_counted(home):
         Form(1, "space"),
         **draw,
     )
-
-
-def test_a_notebook_that_does_not_say_what_it_reads_is_refused(tmp_path):
-    home = tiny_book.make(tmp_path)
-    building.check_notebooks(home)
-    path = home / "book/92-two.ipynb"
-    path.write_text(path.read_text().replace('"twotowers"', '"other"'))
-    refused(r"92-two\.ipynb' does not say what it reads", building.check_notebooks, home)
-    path.write_text("[")
-    refused(r"92-two\.ipynb' is no notebook", building.check_notebooks, home)
 
 
 def test_a_page_without_evidence_says_how_to_make_it(home, monkeypatch):

@@ -112,7 +112,7 @@ def test_a_chapter_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
     settings = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
     refused(
-        "04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero",
+        "04-attention-weights failed: ZeroDivisionError: division by zero",
         verdicts.verdicts,
         Pipeline(Settings.of(settings)),
         settings,

@@ -90,8 +90,8 @@ def start(home, *arguments, **environment):
     )  # fmt: skip
 
 
-def build(home):
-    process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
+def build(home, **environment):
+    process = start(home, "book", "--jobs", "2", "--set", SETTINGS, **environment)
     output, _ = process.communicate()
     return process.returncode, output
 

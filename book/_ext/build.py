@@ -1,5 +1,4 @@
-"""The book's pages, built aside and put in place whole; what went wrong goes to
-_build/pages.failed, in one line.
+"""Build the book's pages aside and put them in place whole; say in one line why they failed.
 
 Run in the book's folder. _build/html is a link to the last good book, and one rename of it puts the
 next one there.
@@ -68,7 +67,6 @@ def put_in_place(pages: Path, html: Path) -> None:
 
 
 def main() -> int:
-    (BUILD / "pages.failed").unlink(missing_ok=True)
     try:
         stage(Path(), BUILD / "stage")
         why = sphinx(BUILD / "stage", BUILD / "sphinx", BUILD / "sphinx.log")
@@ -77,15 +75,12 @@ def main() -> int:
     except (OSError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:
-        try:
-            (BUILD / "pages.failed").write_text(why)
-        except OSError:  # a disk that is full
-            print(f"twotowers: the pages failed: {why}", file=sys.stderr)
+        print(f"twotowers: the pages failed, the last good ones stay: {why}", file=sys.stderr)
     return int(bool(why))
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # told by `twotowers book`
+    except KeyboardInterrupt:
         sys.exit(130)

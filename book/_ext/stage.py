@@ -13,7 +13,7 @@ from pathlib import Path
 
 import first
 import yaml
-from towerlab.building import FAILED, listed, why
+from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
 
 # of a corner of a table: no header of anything
@@ -108,7 +108,7 @@ def page(home: Path, source: Path) -> bytes:
     """A chapter as it was executed last without a failure; its bare source where it never was. A
     note says so."""
     chapters = home / "_build/chapters"
-    good, failure = chapters / source.name, chapters / f"{source.stem}{FAILED}"
+    good = chapters / source.name
     path = good if good.is_file() else source
     notebook = for_the_page(json.loads(path.read_text("utf8")), home / "_build/pictures")
 
@@ -119,9 +119,10 @@ def page(home: Path, source: Path) -> bytes:
         cell["source"] = first.MARK.sub(
             lambda _: first.drawn(home / "_build"), MAP.sub(draw, "".join(cell["source"]))
         )
-    if failure.is_file():
+    if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
-        text = f"**This chapter failed when it was last run**, so {older}: {code(why(failure))}"
+        why = code(failure(home / f"_build/log/{source.stem}.txt"))
+        text = f"**This chapter failed when it was last run**, so {older}: {why}"
         notebook["cells"].insert(
             1, {"cell_type": "markdown", "id": "failed", "metadata": {}, "source": text}
         )

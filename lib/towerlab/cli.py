@@ -2,7 +2,6 @@
 
 twotowers measure heads towers --model path/to/model --blocks 20
 twotowers record path/to/model --blocks 200     # interrupted, the same command takes it up
-twotowers measure --model one,path/to/another   # side by side, each with its share of the cores
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 
 >>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
@@ -13,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
@@ -30,14 +26,10 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="twotowers", description=__doc__.splitlines()[0], allow_abbrev=False
-    )
+    about = "Measure a model, record it for the book, build the book."
+    top = argparse.ArgumentParser(prog="twotowers", description=about, allow_abbrev=False)
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
-    measure = commands.add_parser(
-        "measure",
-        help="measure a model, or several (--model ONE,ANOTHER); nothing is measured twice",
-    )
+    measure = commands.add_parser("measure", help="measure a model; nothing is measured twice")
     measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     measure.add_argument(
         "--list",
@@ -59,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`"
     )
     book.add_argument(
-        "--jobs", help="how many at a time (default: 1; with --profile what that says)"
+        "--jobs", default="1", help="how many at a time, without --profile (default: 1)"
     )
     book.add_argument("--threads", default="1", help="of each (default: 1)")
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
@@ -87,10 +79,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         name: value for name, value in vars(arguments).items() if name in Settings.model_fields
     }
     names = arguments.names or list(catalogue.catalogue())
-    models = str(values.get("model", "")).split(",")
     listing = arguments.do == "measure" and arguments.list
-    if len(models) > 1 and not listing and not Path(values["model"]).exists():
-        return _side_by_side(arguments.do, arguments.names, values, models)
     if arguments.do == "record":
         values["out"] = str(data_folder() / "measurements")
     settings = Settings.of(values)
@@ -119,42 +108,11 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _side_by_side(
-    do: str, names: Sequence[str], values: Mapping[str, str], models: Sequence[str]
-) -> int:
-    """The same command for each of several models, as many at a time as there are cores.
-
-    On two cores two processes do 1.6 times the work of one with two threads.
-    """
-    cores, codes = os.cpu_count() or 1, []
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // len(models)))}
-    env = threads | os.environ | {"TWOTOWERS_PROGRESS_LINES": "1"}  # they share a terminal
-    options = [f"--{name.replace('_', '-')}={x}" for name, x in values.items() if name != "model"]
-    for first in range(0, len(models), cores):
-        running = []
-        try:
-            for model in models[first : first + cores]:
-                given = [model, *names] if do == "record" else [*names, f"--model={model}"]
-                command = [sys.executable, "-m", "towerlab.cli", do, *given, *options]
-                running.append(subprocess.Popen(command, env=env, start_new_session=True))
-            codes += [process.wait() for process in running]
-        except KeyboardInterrupt:
-            for process in running:
-                process.send_signal(signal.SIGINT)
-            for process in running:
-                process.wait()
-            raise
-    return max(codes)
-
-
 def _book(arguments: argparse.Namespace, command: str) -> int:
     from towerlab import building
 
-    settings = building.settings(arguments.set, arguments.model)
-    jobs = None if arguments.jobs is None else _count(arguments.jobs, "jobs")
-    return int(
-        not building.build(settings, jobs, _count(arguments.threads, "threads"), arguments.profile)
-    )
+    jobs, threads = _count(arguments.jobs, "jobs"), _count(arguments.threads, "threads")
+    building.build(arguments.set, arguments.model, jobs, threads, arguments.profile)
 
 
 def _count(value: str, name: str) -> int:

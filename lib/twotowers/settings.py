@@ -164,7 +164,7 @@ class Settings(BaseModel):
         Raises:
             TwoTowersError: If a setting is unknown or its value cannot be used.
         """
-        for name in values.keys() - cls.model_fields:
+        for name in (name for name in values if name not in cls.model_fields):
             near = difflib.get_close_matches(name, cls.model_fields, 1)
             remedy = (
                 f"did you mean '{near[0]}'?" if near else "known are " + ", ".join(cls.model_fields)

@@ -36,7 +36,7 @@ from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
 
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import loading
-from towerlab.progress import part, say
+from towerlab.progress import progress, say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt, encode_all
@@ -286,7 +286,7 @@ class Pipeline:
         interrupted measurement goes on after its last part, with equal numbers.
         """
         identity, size, parts = self.identity(name), self.part_size(name), []
-        n = math.ceil(len(recipe.items) / size)
+        n, bar = math.ceil(len(recipe.items) / size), progress(f"{name}, all", len(recipe.items))
         for number in range(n):
             file = f".{name}.{recipe.stage_name}.{number}-{size}.part"
             path = self.path(name).with_name(file)
@@ -295,12 +295,13 @@ class Pipeline:
             except TwoTowersError:  # missing, or of a process that was killed
                 data = None
             if data is None or data.attrs.get("identity") != identity:
-                with part(f", part {number + 1} of {n}" if n > 1 else ""):
-                    data = recipe.run(self.model, number * size, size)
+                data = recipe.run(self.model, number * size, size)
                 if n > 1:
                     files.write(data.assign_attrs(identity=identity), path)
                     data = files.read(path)
             parts.append(data.drop_attrs(deep=False))
+            bar.update(size)
+        bar.close()
         return recipe.with_matched_sets(joined(parts))
 
     def part_size(self, name: str) -> int:
