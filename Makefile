@@ -22,6 +22,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 # What is installed is compiled when it is first used, and kept.
 unexport PYTHONDONTWRITEBYTECODE
+# A user's own choices of where packages go, which contradict an environment.
+export PIP_USER = 0
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT
+# Another program may have set these.
+FROM_OUTSIDE := $(strip $(foreach name,MODEL SET,$(if $(findstring environment,$(origin $(name))),$(name))))
 
 # A copied or moved checkout would build and test the one that its installation was made for.
 ifeq ($(shell [ -s "$(STAMP)" ] && [ "$$(cat "$(STAMP)")" != "$$(pwd)" ] && echo other),other)
@@ -38,7 +43,9 @@ help:  ## this list
 	@echo "  variables: MODEL=path/or/name JOBS=$(JOBS) THREADS=$(THREADS) SET='blocks=20' TORCH=cpu|cuda"
 
 book: $(STAMP)  ## measure what is missing, run the chapters that changed, build the HTML
-	@exec $(BIN)/python -m towerlab.cli book --model "$$MODEL" --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
+	@$(if $(FROM_OUTSIDE),echo "Taken from the environment: $(FROM_OUTSIDE). If another program set it: unset $(FROM_OUTSIDE)" >&2)
+	@$(BIN)/python -m towerlab.cli book --model "$$MODEL" --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
+	@echo "The book is ready: $(CURDIR)/_build/html/index.html"
 
 # Whatever MODEL and SET are: golden tests are of the default book.
 test: $(STAMP)  ## build the default book, run all tests, and look at every page in a headless browser
@@ -72,6 +79,23 @@ lab: $(STAMP)  ## open the chapters in JupyterLab
 peers: $(STAMP)  ## install what benchmarks/ compares with
 	@$(LOCKED) --requirement locks/peers.lock
 
+# Systems for which requirements.lock has built packages: PyTorch and netCDF4 need the newest (tests/test_environment.py).
+define SYSTEMS
+import platform, shutil, sys
+system, machine, (libc, version) = platform.system(), platform.machine(), platform.libc_ver()
+number = lambda text: tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+if system == "Darwin":
+    fits = machine == "arm64" and number(platform.mac_ver()[0]) >= (15,)
+else:
+    fits = system == "Linux" and machine in ("x86_64", "aarch64") and libc == "glibc" and number(version) >= (2, 28)
+if not fits:
+    sys.exit(f"This book cannot be installed here ({platform.platform()}): "
+             "it needs macOS 15 or newer on Apple silicon, or Linux with glibc 2.28 or newer on x86-64 or 64-bit ARM")
+if sys.version_info >= (3, 14) and not shutil.which("cc"):
+    sys.exit("Python 3.14 needs a C compiler for one package: install one, or make book PYTHON=python3.13")
+endef
+export SYSTEMS
+
 # The stamp is written last, so an interrupted installation is taken up again by the next make.
 # PyTorch goes first: on Linux the registry's own build brings gigabytes of CUDA libraries.
 $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pyproject.toml
@@ -79,6 +103,7 @@ $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pypr
 	  { echo "This book needs Python 3.11 or newer ($(PYTHON) is older or missing): make book PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: install it first (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	@$(PYTHON) -c "$$SYSTEMS"
 	@rm -f $@
 	@echo "Installing into $(VENV), once: 1 of 2, PyTorch (some 200 MB) ..."
 	@$(PYTHON) -m venv $(VENV)

@@ -6,10 +6,10 @@ import json
 import os
 import re
 import signal
-from functools import partial
 import subprocess
 import sys
 import time
+from functools import partial
 
 import nbformat
 import pytest

@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import tomllib
+from contextlib import nullcontext
 from importlib.metadata import distribution, distributions
 
+import pytest
 import twotowers
 import yaml
 from conftest import ROOT
@@ -101,12 +103,67 @@ def test_a_copied_checkout_is_not_tested_in_place_of_another(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/.installed").write_text("/of/another\n")
     shutil.copy(ROOT / "Makefile", tmp_path)
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    how = {"cwd": tmp_path, "capture_output": True, "text": True, "env": alone}
-    ran = subprocess.run(["make", "test"], **how)
-    assert ran.returncode == 2 and not ran.stdout
+    ran = make("-C", str(tmp_path), "test")
+    assert ran.returncode == 2 and "recipe" not in ran.stdout
     assert "made in another folder (/of/another): remove .venv, then make again" in ran.stderr
-    assert subprocess.run(["make", "help"], **how).returncode == 0
+    assert make("-C", str(tmp_path), "help").returncode == 0
+
+
+def make(*arguments, **environment):
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=alone | environment, capture_output=True, text=True
+    )
+
+
+def test_choices_of_the_user_s_environment_do_not_stop_an_installation():
+    """A pip that installs elsewhere refuses to install into an environment."""
+    ran = make("--eval", "show: ; @env", "show", PIP_USER="1", PIP_TARGET="/x", PIP_INDEX_URL="y")
+    lines = ran.stdout.splitlines()
+    assert {"PIP_USER=0", "PIP_INDEX_URL=y"} <= {*lines} and "PIP_TARGET" not in ran.stdout
+
+
+def test_a_model_that_another_program_names_is_said_to_come_from_the_environment():
+    says = "Taken from the environment: MODEL."
+    assert says in make("--dry-run", "book", MODEL="gpt-4o").stdout
+    assert says not in make("--dry-run", "book", "MODEL=gpt-4o").stdout
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "version", "python", "fits"),
+    [
+        ("Darwin", "arm64", "15.0", (3, 13), True),
+        ("Darwin", "arm64", "14.7", (3, 13), False),
+        ("Darwin", "x86_64", "15.0", (3, 13), False),
+        ("Linux", "x86_64", "2.28", (3, 11), True),
+        ("Linux", "x86_64", "2.27", (3, 11), False),
+        ("Linux", "aarch64", "", (3, 11), False),  # musl
+        ("Linux", "x86_64", "2.40", (3, 14), False),  # without a compiler
+    ],
+)
+def test_a_system_without_built_packages_is_told_before_pip_starts(
+    system, machine, version, python, fits, monkeypatch
+):
+    code = re.search(r"(?ms)^define SYSTEMS$(.*?)^endef", MAKEFILE)[1]
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.mac_ver", lambda: (version, (), ""))
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc" if version else "", version))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.version_info", python)
+    with nullcontext() if fits else pytest.raises(SystemExit, match="needs"):
+        exec(code, {})
+
+
+def test_the_makefile_asks_for_the_systems_that_the_lock_has_packages_for():
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    needed = {"macosx": set(), "manylinux": set()}
+    for package in packages:
+        if package["name"] in ("netcdf4", "torch"):
+            for kind, versions in needed.items():
+                found = re.findall(kind + r"_(\d+)_(\d+)_(?:arm64|x86_64)", str(package["wheels"]))
+                versions |= {min((int(a), int(b)) for a, b in found)} if found else set()
+    assert max(needed["macosx"]) == (15, 0) and max(needed["manylinux"]) == (2, 28)
 
 
 def test_environment_yml_asks_for_the_same():
