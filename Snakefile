@@ -99,6 +99,7 @@ for name in about:
 LOG = "_build/log/snakemake.txt"
 
 onstart:  # the terminal is for measurements and chapters from here on
+    Path(LOG).parent.mkdir(parents=True, exist_ok=True)
     for handler in logging.getLogger("snakemake.logging").handlers:
         handler.setStream(open(LOG, "w"))
 

@@ -63,7 +63,7 @@ def test_a_book_on_slurm_killed_and_taken_up_is_the_book_without_it(cluster, tmp
     tiny_book.kill_when(tiny_book.start(home, *command, **cluster), running)
     process = tiny_book.start(home, *command, **cluster)
     output, _ = process.communicate()
-    assert process.returncode == 0 and "The book is ready" in output, output
+    assert process.returncode == 0, output
     (data, outputs), (without, of_alone) = result_of(home), result_of(alone)
     assert data.identical(without) and outputs == of_alone
     assert not list((home / "_build").rglob(".*.part*"))

@@ -11,7 +11,7 @@ import time
 import nbformat
 from conftest import ROOT
 
-SETTINGS = "blocks=2 locate=2 k=2 separator=space"
+SETTINGS = "blocks=2 locate=2 k=2 separator=space labels="  # empty: auto
 PARAMETERS = """model, blocks, locate, k, separator = "mini-gpt2", 2, 2, 2, "space"
 out = "_build/measurements"
 """

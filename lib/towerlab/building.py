@@ -53,7 +53,7 @@ def build(
     values = {name: value for name, _, value in words} | ({"model": model} if model else {})
     loading.check(Settings.of(values).model)  # raises for a name of nothing
     root = data_folder().parent
-    (root / "_build/log").mkdir(parents=True, exist_ok=True)
+    (root / "_build").mkdir(exist_ok=True)
     # Snakemake's own lock would outlive a build that was killed. This one ends with its process.
     lock = (root / "_build/.lock").open("w")
     try:
