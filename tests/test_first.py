@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -40,24 +39,6 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     assert "2 of 4 results" in text and "they could be tested; 1 of these in all 2." in text
     assert "1 agree in some" in text and "1 agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
-
-
-@pytest.mark.parametrize("address", ["", "https://example.org/book/"])
-def test_a_link_has_a_picture_only_where_the_book_has_an_address(address):
-    config = SimpleNamespace(
-        html_baseurl=address, root_doc="book/intro", html_title="Book", project=""
-    )
-    for page, described in (("book/intro", True), ("book/heads", False)):
-        context = {"title": "A &amp; <b>b</b>", "body": ""}
-        first.for_one_page(SimpleNamespace(config=config), page, "", context, None)
-        tags = context["metatags"]
-        assert 'property="og:title" content="A &amp; b"' in tags
-        assert ('name="description"' in tags) == described
-        assert (
-            (f'"og:image" content="{address}_static/book/first.png"' in tags)
-            == bool(address)
-            == ("og:image" in tags)
-        )
 
 
 def test_the_opening_page_is_short():

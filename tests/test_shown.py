@@ -26,13 +26,6 @@ def test_every_recorded_model_has_a_name_of_its_own_for_pages():
     assert shown_name("smollm2-135m-mine: x") == "smollm2-135m-mine: x" and shown_name("") == ""
 
 
-def test_without_the_repository_models_keep_their_names(monkeypatch):
-    monkeypatch.setattr(tables, "has_data", lambda: False)
-    tables.shown_names.cache_clear()
-    assert shown_name("smollm2-135m") == "smollm2-135m"
-    tables.shown_names.cache_clear()
-
-
 @pytest.mark.parametrize("models", [3, 5])
 def test_models_are_rows_where_a_table_would_be_too_wide(models):
     table = pd.DataFrame(
