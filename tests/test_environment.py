@@ -98,6 +98,12 @@ def test_make_installs_nothing_without_a_hash():
     assert not re.search(r"(?m)^(nvidia|cuda|triton)", LOCKS["requirements.lock"])
 
 
+def test_make_test_builds_the_default_book():
+    """Whatever model and settings are in the environment."""
+    recipe = re.search(r"(?m)^test:.*\n((?:\t.*\n)+)", MAKEFILE)[1]
+    assert "towerlab.cli book" in recipe and not re.search("MODEL|SET", recipe)
+
+
 def test_a_copied_checkout_is_not_tested_in_place_of_another(tmp_path):
     """Its installation would build and test the folder that it was made for."""
     (tmp_path / ".venv").mkdir()

@@ -27,15 +27,25 @@ ROUNDED = ("10.2", "11.2")  # tables, to hundredths
 COLUMNS = ["chapter", "shown", "model", "column", "rows", "mean"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    """The default book."""
-    if not (BUILD / "settings.json").is_file():
+def check_default(build):
+    """Skip where no book is built, and fail where it is of other settings."""
+    if not (build / "settings.json").is_file():
         pytest.skip("a built book: make book")
-    other = json.loads((BUILD / "settings.json").read_text("utf8"))
+    other = json.loads((build / "settings.json").read_text("utf8"))
     other.pop("threads")
     if other:
         pytest.fail(f"the book in _build is of other settings, {other}: make test", pytrace=False)
+
+
+@pytest.fixture
+def built():
+    check_default(BUILD)
+
+
+def test_a_book_of_other_settings_is_named(tmp_path):
+    (tmp_path / "settings.json").write_text('{"threads": 1, "blocks": "20"}')
+    with pytest.raises(pytest.fail.Exception, match="'blocks': '20'"):
+        check_default(tmp_path)
 
 
 def figures():
@@ -90,14 +100,14 @@ def pinned(path, new, request):
 
 
 @pytest.mark.slow
-def test_evidence_is_that_of_the_golden_table(request):
+def test_evidence_is_that_of_the_golden_table(built, request):
     rows = evidence.read(BUILD / "evidence")
     rows = rows[rows["model"].isin(shipped_models())].reindex(columns=PINNED)
     assert differences(rows, pinned(GOLDEN, rows, request)) == []
 
 
 @pytest.mark.slow
-def test_figures_and_exhibits_show_what_is_pinned(request):
+def test_figures_and_exhibits_show_what_is_pinned(built, request):
     came = [row for number, data in figures() if number not in ARBITRARY
             for row in means(number, data)]  # fmt: skip
     for row in evidence.read(BUILD / "evidence", claims.paper_results()).itertuples():
