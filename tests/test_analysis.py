@@ -2,6 +2,7 @@
 imports one above it."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,22 @@ def imported(path: Path) -> set[str]:
 def test_no_room_imports_from_one_above_it(path):
     own = room(".".join(path.relative_to(LIB).with_suffix("").parts))
     assert [name for name in imported(path) if room(name) > own] == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports for types count, too."""
+    names = {
+        path: ".".join(path.relative_to(LIB).with_suffix("").parts) for path in LIB.rglob("*.py")
+    }
+    graph = {
+        name: {
+            other
+            for other in names.values()
+            if other != name and any(f"{x}.".startswith(f"{other}.") for x in imported(path))
+        }
+        for path, name in names.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize(
