@@ -111,10 +111,10 @@ def colour(field: str, names: Iterable[str]) -> alt.Color:
     names = list(dict.fromkeys(names))
     known = {name: COLOURS[name] for name in names if name in COLOURS}
     spare = itertools.cycle(c for c in OF_ANYTHING if c not in known.values())
-    scale = alt.Scale(domain=names, range=[known.get(name) or next(spare) for name in names])
-    # Marks may be faint, their key is not.
-    key = alt.Legend(columns=2 if any(len(name) > 18 for name in names) else 3, symbolOpacity=1)
-    return alt.Color(f"{field}:N", scale=scale, title=None, legend=key)
+    colours = [known.get(name) or next(spare) for name in names]
+    columns = 2 if any(len(name) > 18 for name in names) else 3
+    shown = alt.Color(f"{field}:N", title=None).scale(domain=names, range=colours)
+    return shown.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
@@ -159,8 +159,8 @@ def facets(
     across = table[column].nunique() if column else min(columns, len(names))
     panel = chart.properties(width=max(120, WIDTH // max(1, across) - 65), height=height)
     if column:
-        above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start")
-        row = alt.Row("model:N", sort=names, header=above)
+        row = alt.Row("model:N", sort=names)
+        row = row.header(labelOrient="top", labelAngle=0, labelAnchor="start")
         entries = table[column].unique().tolist()
         shown = panel.facet(row=row, column=alt.Column(f"{column}:N", sort=entries), data=table)
     else:
@@ -190,14 +190,14 @@ def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
     tip = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
     base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tip)
     holds = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
-    axis, scale = alt.Axis(tickCount=6), alt.Scale(zero=False)
-    low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=axis, scale=scale)
-    marks = base.mark_rule(strokeWidth=2).encode(low, x2="effect_high:Q", color=holds)
-    if table["control"].notna().any():
-        marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q")
-    marks += base.mark_point(size=70).encode(x="effect:Q", color=holds)
-    shown = dashed(x=alt.datum(null)) + marks
-    return shown.properties(width="container", height=24 * table["model"].nunique())
+    low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60)).axis(tickCount=6).scale(zero=False)
+    marks = [
+        dashed(x=alt.datum(null)),
+        base.mark_rule(strokeWidth=2).encode(low, x2="effect_high:Q", color=holds),
+        base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q"),
+        base.mark_point(size=70).encode(x="effect:Q", color=holds),
+    ]
+    return alt.layer(*marks).properties(width="container", height=24 * len(table))
 
 
 def intervals(
@@ -228,25 +228,22 @@ def intervals(
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
-    axis = alt.Axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
-    kind = "Q" if mark == "line" else "N"
-    numbers = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
-    base = alt.Chart().encode(
-        entry(f"{at}:{kind}", sort=None, title=at_title, axis=axis),
-        tooltip=["model", at, *([group] if group else []), *numbers],
-    )
+    entries = entry(f"{at}:{'Q' if mark == 'line' else 'N'}", sort=None, title=at_title)
+    entries = entries.axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
+    tip = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
+    base = alt.Chart().encode(entries, tooltip=["model", at, *([group] if group else []), *tip])
     if group:
         base = base.encode(colour(group, table[group]))
-        if mark != "line":
-            base = base.encode(offset(f"{group}:N", sort=None))
+    if group and mark != "line":
+        base = base.encode(offset(f"{group}:N", sort=None))
     spread = base.mark_area(opacity=0.18) if mark == "line" else base.mark_rule(strokeWidth=2)
     marks = {
         "point": base.mark_point(size=60, opacity=1),
         "bar": base.mark_bar(opacity=0.85),
         "line": base.mark_line(point={"size": 35}),
     }
-    axis = alt.Axis(labelOverlap=True, format=".0%" if fmt.endswith("%") else "~g")
-    shown = marks[mark].encode(value("value:Q", title=title, axis=axis))
+    numbers = value("value:Q", title=title)
+    shown = marks[mark].encode(numbers.axis(format=".0%" if fmt.endswith("%") else "~g"))
     spread = spread.encode(value("low:Q"), end("high:Q"))
     chart = shown + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + shown
     if null is not None:
@@ -260,14 +257,12 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     Args:
         table: columns model, layer, head, and `value`: violet above zero and brown below.
     """
-    table = table.assign(
-        scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1)
-    )
-    scale = alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])
+    largest = table.groupby("model")[value].transform(lambda of_model: of_model.abs().max() or 1)
+    share = alt.Color("share:Q", title=f"{title}, as a share of the largest")
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
-        x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
-        color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale),
-        tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
+        alt.X("head:O").axis(labelAngle=0, labelOverlap=True),
+        alt.Y("layer:O", sort="descending").axis(labelOverlap=True),
+        share.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
+        tooltip=["model", "layer", "head", alt.Tooltip(value, title=title, format="+.3f")],
     )  # fmt: skip
-    return facets(marks, table, height=260, free="xy")
+    return facets(marks, table.assign(share=table[value] / largest), height=260, free="xy")
