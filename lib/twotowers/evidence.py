@@ -306,9 +306,10 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     """
     parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
     rows = pd.concat(parts or [pd.DataFrame(columns=[field.name for field in fields(EvidenceRow)])])
-    rows["claim"] = pd.Categorical(rows["claim"], [*(statements or claims())])
-    rows = rows.dropna(subset="claim").sort_values("claim", kind="stable", ignore_index=True)
-    rows["claim"] = rows["claim"].astype(object)
+    order = [*(statements or claims())]
+    rows = rows[rows["claim"].isin(order)].sort_values(
+        "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
+    )
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 

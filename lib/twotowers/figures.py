@@ -106,14 +106,14 @@ def _theme() -> alt.theme.ThemeConfig:
     }
 
 
-def colour(field: str, names: Iterable[str]) -> alt.Color:
+def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """Return a colour scale over names: known names keep their colour in every figure."""
     names = list(dict.fromkeys(names))
     known = {name: COLOURS[name] for name in names if name in COLOURS}
     spare = itertools.cycle(c for c in OF_ANYTHING if c not in known.values())
     colours = [known.get(name) or next(spare) for name in names]
     columns = 2 if any(len(name) > 18 for name in names) else 3
-    shown = alt.Color(f"{field}:N", title=None).scale(domain=names, range=colours)
+    shown = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
     return shown.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
 
 
