@@ -40,8 +40,8 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
             in descending order of the first variable.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {
-        "head" if dim in LISTED else str(dim): {x: {dim: x} for x in data[dim].values.tolist()}
-        for dim in data.dims
+        "head" if dim in LISTED else dim: {x: {dim: x} for x in data[dim].values.tolist()}
+        for dim in map(str, data.dims)
         if data[dim].dtype.kind in "UO"
     }
     if {"layer", "head"} <= {*data.dims}:
