@@ -49,7 +49,7 @@ book: $(STAMP)  ## measure what is missing, run the chapters that changed, build
 
 # Whatever MODEL and SET are: golden tests are of the default book.
 test: $(STAMP)  ## build the default book, run all tests, and look at every page in a headless browser
-	@$(BIN)/python -m towerlab.cli measure > /dev/null  # all in one process: each would load torch again
+	@OMP_NUM_THREADS="$$THREADS" $(BIN)/python -m towerlab.cli measure > /dev/null  # in one process, which loads torch once
 	@$(BIN)/python -m towerlab.cli book --jobs "$$JOBS" --threads "$$THREADS"
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
