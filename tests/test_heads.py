@@ -2,13 +2,9 @@
 
 import numpy as np
 import tiny_blocks
-from conftest import refused, tiny
+from conftest import tiny
 from towerlab.measure.heads import heads
 from twotowers.files import load, save
-
-
-def test_prompts_without_both_labels_are_refused():
-    refused("no prompts", heads, tiny("gpt2"), [])
 
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):

@@ -24,8 +24,7 @@ from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import (
     Capture,
-    captures,
-    check_labels_left,
+    capture,
     label_values,
     logit_difference_rows,
     own_label_sign,
@@ -33,7 +32,7 @@ from towerlab.model.capture import (
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
 from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, batches
 
 KINDS = ("attention", "FFN")
 PROMPTS_AT_ONCE = 512
@@ -61,12 +60,7 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
             the paper's increases.
         `block_logit_difference` (prompt, layer, kind): what an attention or FFN block adds to the
             logit of the true label minus the other (nats). And the model's answers (prompt,).
-
-    Raises:
-        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
-            unequal numbers of demonstrations.
     """
-    check_labels_left(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
         attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
@@ -151,16 +145,17 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
     unembed.check_norm(norm)
 
     def walk(some: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
-        group = list(captures(model, some, max_tokens=tokens_at_once(model)))
-        order = np.argsort([i for capture in group for i in capture.index])
-        final = torch.cat([capture.resid_final for capture in group])
+        of_batches = list(batches(some, tokens_at_once(model)))
+        order = np.argsort([i for index, _ in of_batches for i in index])
+        group = [capture(model, batch) for _, batch in of_batches]
+        final = torch.cat([of.resid_final for of in group])
         of_attention, of_ffn, of_heads = increases_along(
             model,
-            torch.cat([capture.resid_pre for capture in group], 1),
-            torch.cat([capture.z for capture in group], 1),
-            torch.cat([capture.ffn_output for capture in group], 1),
+            torch.cat([of.resid_pre for of in group], 1),
+            torch.cat([of.z for of in group], 1),
+            torch.cat([of.ffn_output for of in group], 1),
             unembed.norm_scale(final, model.unembedding),
-            torch.cat([capture.true_ids for capture in group]),
+            torch.cat([of.true_ids for of in group]),
             norm,
         )
         of_blocks = torch.stack([of_attention, of_ffn], -1)

@@ -32,7 +32,7 @@ from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import query_key, unembed
-from towerlab.model.capture import Capture, check_labels_left, label_values
+from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
@@ -66,12 +66,7 @@ def label_reads(
         `reading`: logit of the label's own token minus that of the other label in vo, read with the
             final norm's scale frozen (nats). Times `attention` it is what the position adds to the
             lead of its label (EMNLP: "logit minus", as summarised).
-
-    Raises:
-        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
-            unequal numbers of demonstrations.
     """
-    check_labels_left(encoded)
     layers, numbers = map(list, zip(*heads, strict=True))
 
     def read(capture: Capture) -> dict[str, Tensor]:
@@ -133,7 +128,6 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
         `query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head,
             place, component).
     """
-    check_labels_left(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
         both = [(head, *query_and_keys(model, capture, layer)) for layer, head in heads]
@@ -190,11 +184,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
             how the token relates to the demonstration of its place, or to the query. `mean` is
             "kept", or "taken out": less the mean over the prompts at the same place, as most of an
             unchanged key or query is the same in every prompt and says nothing of its text.
-
-    Raises:
-        TwoTowersError: for prompts, as `measure.heads`.
     """
-    check_labels_left(encoded)
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
     # The place of each reading: of every kind at every place; last the query, which has none.

@@ -32,7 +32,6 @@ from towerlab.measure.observations import answers_of, observations, plain_z, rea
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import check_labels_left
 from towerlab.model.edits import UNCHANGED, Edit, answers, attend, feed
 from towerlab.model.label_attention import (
     Places,
@@ -108,9 +107,8 @@ def one_by_one(
             swapped; values are those of the run. `logit_difference` (prompt,) is plain.
 
     Raises:
-        TwoTowersError: for blocks that are not whole, and as `measure.heads`.
+        TwoTowersError: for blocks that are not whole.
     """
-    check_labels_left(encoded)
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))
 

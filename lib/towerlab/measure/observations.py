@@ -154,12 +154,12 @@ def read_prompts(
     """What `read` gives of each batch's capture, put together as in `read_batches`.
 
     Args:
-        record: what a capture holds beside the last position: see `capture.RECORDABLE`.
+        record: what a capture holds beside the last position: see `capture`.
         read: gives name -> (batch, ...). Where memory is short the batch is run in smaller ones and
             read again, so it adds nothing up, and draws nothing at random whose order matters.
     """
     return read_batches(
-        what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))
+        what, encoded, max_tokens, lambda _, batch: read(capture(model, batch, record))
     )
 
 

@@ -5,17 +5,15 @@
     >>> from towerlab.prompts.prompt import encode_all
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
-    >>> (one,) = captures(model, batch, {"weights"})
-    >>> one.weights.shape, one.index  # (layer, batch, head, position), and which prompts these are
-    (torch.Size([4, 2, 8, 14]), [0, 1])
+    >>> capture(model, batch, {"weights"}).weights.shape  # (layer, batch, head, position)
+    torch.Size([4, 2, 8, 14])
 
 `observations.read_prompts` does this with a bar and in what memory there is. Nothing in
 transformers is edited: hooks read the residual stream, and `reading_attention` sees attention where
 the model makes it. Hooks always come off again, also after an error.
 
-Prompts of equal token length form a batch, so there is no padding. One batch holds at most
-`max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with
-`record`.
+Prompts of equal token length form a batch (`prompt.batches`), so there is no padding. Only vectors
+of the last position are kept unless more is asked for with `record`.
 """
 
 from __future__ import annotations
@@ -23,29 +21,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from twotowers.errors import TwoTowersError
 
 from towerlab.model import unembed
 from towerlab.model.attention import Attention, reading_attention, split_call
 from towerlab.model.model import Model, norm_eps, rms, widen
-from towerlab.prompts.prompt import Encoded, batches
-
-RECORDABLE = {
-    "weights": ("weights", "scores"),
-    "values": ("values",),
-    "keys": ("keys",),
-    "neurons": ("neurons", "ffn_out_input"),
-    "streams": ("stream_inputs", "stream_attention"),
-}
-"""What can be asked for -> what a capture then holds"""
+from towerlab.prompts.prompt import Encoded
 
 
-class Capture:
+class Capture(SimpleNamespace):
     """What one batch (prompts of one length) left behind; all at the last position unless a shape
     says `position`.
 
@@ -61,11 +50,11 @@ class Capture:
 
     `own_logits` are those that the model returns; `logits` are the same in float32 or wider.
 
-    What was not asked for raises TwoTowersError, saying how to.
+    The parts of the attention, of the FFN and of the streams are there if they were asked for: see
+    `capture`.
     """
 
     prompts: list[Encoded]
-    index: list[int]
     resid_pre: Float[Tensor, "layer batch d_model"]
     attention_output: Float[Tensor, "layer batch d_model"]
     ffn_output: Float[Tensor, "layer batch d_model"]
@@ -77,25 +66,10 @@ class Capture:
     weights: Float[Tensor, "layer batch head position"]
     scores: Float[Tensor, "layer batch head position"]
     values: Float[Tensor, "layer batch kv_head position d_head"]
-    keys: Float[Tensor, "layer batch kv_head position d_head"]
     neurons: Float[Tensor, "layer batch neuron"]
     ffn_out_input: Float[Tensor, "layer batch neuron"]
     stream_inputs: Float[Tensor, "layer batch position d_model"]
     stream_attention: Float[Tensor, "layer batch position d_model"]
-
-    def __init__(self, **recorded: Any):
-        vars(self).update(recorded)
-
-    if not TYPE_CHECKING:  # which would then know no wrong name
-
-        def __getattr__(self, name):
-            for record, held in RECORDABLE.items():
-                if name in held:
-                    raise TwoTowersError(
-                        f"this capture holds no {name}: ask for it with captures(..., "
-                        f"record={{'{record}'}})"
-                    )
-            raise AttributeError(name)
 
     @property
     def true_ids(self) -> Int[Tensor, "batch"]:
@@ -114,7 +88,7 @@ class Site(NamedTuple):
 
     part: str  # "" is the block
     side: str
-    record: str = ""  # which entry of RECORDABLE it belongs to; "" is always read
+    record: str = ""  # what asks for it; "" is always read
     all_positions: bool = False
 
 
@@ -154,9 +128,8 @@ def _recording(
         if "weights" in record:
             entries["scores"].append(attention.last().scores()[:, :, 0])
             entries["weights"].append(entries["scores"][-1].softmax(-1))
-        for name, part in (("keys", attention.key), ("values", attention.value)):
-            if name in record:
-                entries[name].append(part.clone())
+        if "values" in record:
+            entries["values"].append(attention.value.clone())
 
     sites = {name: site for name, site in SITES.items() if site.record in ("", *record)}
     for kind in ("attention", "ffn"):
@@ -166,34 +139,22 @@ def _recording(
         for layer in range(model.n_layers):
             for name, site in sites.items():
                 read(name, model.part(layer, site.part), site)
-            if {"weights", "values", "keys"} & set(record):
+            if {"weights", "values"} & set(record):
                 stack.enter_context(reading_attention(model, layer, attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
         yield entries
 
 
 @torch.inference_mode()
-def capture(
-    model: Model,
-    encoded: Sequence[Encoded],
-    record: Collection[str] = (),
-    index: Sequence[int] | None = None,
-) -> Capture:
-    """One forward pass over prompts of equal token length.
+def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = ()) -> Capture:
+    """Run prompts of one token length once, and record what is asked for.
 
     Args:
-        record: some of `RECORDABLE`, for what a capture holds only if asked.
-        index: which of a longer list the prompts are, for `Capture.index`.
-
-    Raises:
-        TwoTowersError: for what cannot be recorded, and prompts of several lengths.
+        model: Any model.
+        encoded: Prompts of one token length.
+        record: Further parts to record: "weights" (also `scores`), "values", "neurons" (also
+            `ffn_out_input`), "streams" (`stream_inputs` and `stream_attention`).
     """
-    if unknown := {*record} - RECORDABLE.keys():
-        raise TwoTowersError(f"cannot record {sorted(unknown)}: choose from {sorted(RECORDABLE)}")
-    if len({len(e.ids) for e in encoded}) != 1:
-        raise TwoTowersError(
-            "a batch needs prompts of one token length: use captures(), which groups them"
-        )
     with _recording(model, len(encoded), record) as entries:
         own_logits = model.logits(encoded).to(model.device)
     # Layers may live on several devices (device_map); what is analysed together is brought
@@ -219,62 +180,31 @@ def capture(
             for name in parts.keys() & names:
                 x = parts[name]
                 parts[name] = (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
-    return Capture(
-        prompts=list(encoded), index=list(range(len(encoded)) if index is None else index), **parts
-    )
+    return Capture(prompts=list(encoded), **parts)
 
 
 @torch.inference_mode()
 def answer(
     model: Model, batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and log-probabilities (nats) of the true label and the other, of one batch of
-    equal length."""
-    return label_log_probs(last_logits(model, batch), batch)
-
-
-def last_logits(model: Model, batch: Sequence[Encoded]) -> Float[Tensor, "batch vocabulary"]:
-    """Return the logits of the last position of prompts of one length, in float32 or wider."""
+    """Run prompts of one token length, and return their `label_log_probs`."""
     if not unembed.is_narrow(model):
-        return model.logits(batch)
+        return label_log_probs(model.logits(batch), batch)
     final: list[Tensor] = []
     with model.final_norm.register_forward_pre_hook(
         lambda _, args, kwargs: final.append(split_call(args, kwargs)[0][:, -1]), with_kwargs=True
     ):
         model.logits(batch)
-    return unembed.final_logits(model, final[0])
+    return label_log_probs(unembed.final_logits(model, final[0]), batch)
 
 
 def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and log-probabilities (nats) of the true label's token and the other's, from a
-    batch's logits."""
+    """Return the top token, and log-probabilities (nats) of the true label and of the other."""
     logits = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
-
-
-def captures(
-    model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), max_tokens: int = 4096
-) -> Iterator[Capture]:
-    """A stream of captures over batches of equal length; `Capture.index` says which prompts each
-    holds."""
-    for index, batch in batches(encoded, max_tokens):
-        yield capture(model, batch, record, index)
-
-
-def check_labels_left(encoded: Sequence[Encoded]) -> None:
-    """Raise TwoTowersError unless every prompt has both kinds of labels, and all have as many
-    demonstrations."""
-    if not encoded:
-        raise TwoTowersError("no prompts to measure: draw at least one block")
-    if any(len(set(e.prompt.is_true)) != 2 for e in encoded):
-        raise TwoTowersError(
-            "a prompt lacks a true or a false demonstration: draw with k of at least 1"
-        )
-    if len({len(e.label_positions) for e in encoded}) != 1:
-        raise TwoTowersError("prompts with different numbers of demonstrations: measure them apart")
 
 
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:

@@ -40,7 +40,7 @@ from towerlab.model.attention import (
     restarted,
     split_call,
 )
-from towerlab.model.capture import label_log_probs, last_logits
+from towerlab.model.capture import answer
 from towerlab.model.label_attention import Weights
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
@@ -174,11 +174,11 @@ def answers(model: Model, batch: Sequence[Encoded], edits: Sequence[Edit]) -> To
     with block_outputs(
         model, {edit.first_layer - 1 for edit in edits if edit.first_layer}
     ) as outputs:
-        plain = label_log_probs(last_logits(model, batch), batch)
+        plain = answer(model, batch)
     for edit in edits:
         first = edit.first_layer
         with restarted(model, first, outputs.get(first - 1)), edited(model, edit):
-            each.append(label_log_probs(last_logits(model, batch), batch) if edit.heads else plain)
+            each.append(answer(model, batch) if edit.heads else plain)
     top, log_prob = map(torch.stack, zip(*each, strict=True))
     return top, log_prob
 

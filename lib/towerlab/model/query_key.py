@@ -50,8 +50,8 @@ def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
 def queries(
     model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows head d_head"]:
-    """Queries before rotation, the scaling included: at the last position, `capture.queries *
-    capture.scaling` there.
+    """Queries before rotation, the scaling included: at the last position, those of the attention
+    times its scaling there.
 
     Their product with `keys`, both turned to their positions, is the score before a soft cap.
     """
@@ -62,7 +62,7 @@ def queries(
 def keys(
     model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows kv_head d_head"]:
-    """Keys before rotation; turned to their positions they are `capture.keys`."""
+    """Keys before rotation; turned to their positions they are those of the attention."""
     return _head_norm(model, layer, 1, _through(*model.key_weight(layer), normed))
 
 
