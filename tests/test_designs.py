@@ -65,6 +65,7 @@ def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypat
             **chosen,
         )
         assert rows["verdict"].notna().all(), (chapter, chosen)
-        assert {*rows["model"]} <= {"null"}, chapter
+        assert rows["model"].str.startswith("null--").all(), chapter
     rows = evidence.read(tmp_path / "09-llama", claims.paper_results())
-    assert [*rows["claim"]] == ["figure 22", "figure 25"] and {*rows["model"]} == {"null"}
+    assert [*rows["claim"]] == ["figure 22", "figure 25"]
+    assert rows["model"].str.startswith("null--").all()

@@ -10,7 +10,7 @@ import xarray as xr
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
-from towerlab.measure.recipe import marked, with_random
+from towerlab.measure.recipe import Recipe
 from twotowers import files
 from twotowers.catalogue import catalogue, faults, variables
 
@@ -30,7 +30,8 @@ def measure():
 @pytest.fixture(scope="module")
 def data(measure):
     """Ablations of two sets, and of three random sets matched to each."""
-    return marked(measure(with_random(PLACE, DRAWS)), DRAWS)
+    recipe = Recipe(ablations, (), (), PLACE, DRAWS)
+    return recipe.with_matched_sets(measure(recipe.all_sets))
 
 
 @pytest.fixture
@@ -49,7 +50,8 @@ def test_random_sets_are_a_dimension(data, measure):
             alone = measure({"x": heads})["logit_difference"].sel(head_set="x")
             found = random["logit_difference"].sel(head_set=name, random_set=i)
             np.testing.assert_allclose(found, alone, atol=1e-6)
-    assert files.random_sets(marked(measure(PLACE), {})) is None
+    without = Recipe(ablations, (), (), PLACE)
+    assert files.random_sets(without.with_matched_sets(measure(PLACE))) is None
 
 
 def test_a_measurement_comes_back_from_its_file(data, saved):

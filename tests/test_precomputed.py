@@ -9,6 +9,7 @@ import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
+from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -80,6 +81,26 @@ def test_the_name_of_a_folder_is_no_tag(home, notes):
     copied(home / "data/measurements/sound", ("forms",))
     book.open({"model": "sound"}).measured("forms")
     assert len(notes) == 1 and Page(notes[0]).tags == ["p"]
+
+
+@pytest.fixture(scope="module")
+def papers_only(tmp_path_factory):
+    """A home with two models: SmolLM2, and one that has the paper's own measurements only."""
+    home = without_recorded(tmp_path_factory.mktemp("papers"))
+    (home / "data/measurements" / SMOLLM2.name).symlink_to(SMOLLM2)
+    names = ("paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts")
+    copied(home / "data/measurements/papers", names)
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_is_built_with_a_model_that_has_the_papers_own_measurements_only(
+    chapter, papers_only, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TWOTOWERS_HOME", str(papers_only))
+    rows = evidence_of(chapter, monkeypatch, tmp_path, model=SMOLLM2.name)
+    assert {*rows[rows["model"] == "papers"]["verdict"]} <= {"not testable"}
 
 
 def test_what_cannot_be_had_is_not_recorded(home, tmp_path, monkeypatch, capfd):

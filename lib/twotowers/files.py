@@ -106,13 +106,7 @@ def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
-    """Return all that decides the numbers of a measurement, as JSON.
-
-    Args:
-        name: Measurement.
-        settings: All settings.
-        fingerprint: Fingerprint of the model.
-    """
+    """Return all that decides the numbers of a measurement of a model, as JSON."""
     made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
     fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
     return json.dumps(fields, sort_keys=True)
@@ -318,10 +312,8 @@ def precomputed_models() -> dict[str, Path]:
 def precomputed_fingerprint(model: str) -> str | None:
     """Return the fingerprint of a precomputed model, None if there is no such model."""
     folder = precomputed_models().get(model)
-    for path in folder.glob("*/*.nc") if folder else ():
-        with xr.open_dataset(path, engine="netcdf4") as data:
-            return str(data.attrs["fingerprint"])
-    return None
+    path = next(folder.glob("*/*.nc"), None) if folder else None
+    return str(read(path).attrs["fingerprint"]) if path else None
 
 
 def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
