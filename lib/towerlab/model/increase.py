@@ -12,10 +12,10 @@ Only the embedding, the FFN outputs and the heads are ever projected. A head's v
 d_head-dimensional output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
 Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the
-heads the cheaper of 2 n V d L H (full width) and 2 V d^2 L + 2 n V d_head L H (factored); one
-exponential for each of n V L (H + 3). Memory beside the arguments and results: two float32 copies
-of the arguments, and at most LIMIT bytes each for vectors projected in full width and a slab of
-their values.
+heads the cheaper of 2 n V d L H (as vectors) and 2 V d^2 L + 2 n V d_head L H (factored); one
+exponential for each of n V L (H + 3). Memory beside the arguments and results: a float32 copy of
+the arguments, the states of one layer, and at most LIMIT bytes each for all heads' vectors and a
+slab of their values.
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ from torch import Tensor
 from towerlab.model.model import Model, widen
 from towerlab.model.unembed import check_norm, direction, fold_norm, log_sum_exp, norm_scale
 
-# On a GPU each step is one kernel over ROWS x SLAB numbers, so both are larger there (a quarter of
-# a gigabyte), or starting kernels would cost more than running them. Nothing waits for the GPU
-# before the walk's end.
-SLAB = 1024  # words at a time
-ROWS = 512  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's second cache
-ON_GPU = 8  # times as many of each
+SLAB = 1024  # words at a time: values of one layer stay in a processor's second cache
+ON_GPU = 8  # times as many, or starting kernels would cost more than running them
 LIMIT = 128 << 20  # bytes
 
 
@@ -73,208 +69,101 @@ def increases_along(
     [(2, 4), (2, 4), (2, 4, 8)]
     """
     check_norm(norm)
-    # All of a prompt's vectors are divided by the frozen scale at the start, or every state by its
-    # own as it comes.
-    divide = widen(scale) if norm == "frozen" else torch.ones_like(widen(scale))
-    walks, at_once = [], _prompts_at_once(model, z)
-    for start in range(0, len(words), at_once):
+    n_layers, n_prompts, n_heads, d_head = z.shape
+    # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
+    as_vectors = n_prompts * (model.d_model - d_head) < model.d_model * d_head
+    at_once = n_prompts
+    if as_vectors:  # nothing is shared, so splitting costs nothing
+        at_once = max(1, LIMIT // (4 * n_layers * (n_heads + 1) * max(model.d_model, SLAB)))
+    walks = []
+    for start in range(0, n_prompts, at_once):
         some = slice(start, start + at_once)
-        x, own_z, own_ffn = (widen(part[:, some]) for part in (resid_pre, z, ffn))
-        walks.append(
-            _walk(model, x, own_z, own_ffn, divide[some], words[some], norm == "recomputed")
-        )
-    attention, of_ffn, heads = (torch.cat(parts) for parts in zip(*walks, strict=True))
-    return attention, of_ffn, heads
-
-
-def _full_width(prompts: int, d_model: int, d_head: int) -> bool:
-    """Whether projecting each head's vector takes fewer operations than the factored way."""
-    return prompts * (d_model - d_head) < d_model * d_head
-
-
-def _prompts_at_once(model: Model, z: Float[Tensor, "layer prompt head d_head"]) -> int:
-    """All prompts, or in full width as many as LIMIT allows; there nothing is shared, so splitting
-    costs nothing."""
-    layers, prompts, heads, d_head = z.shape
-    if not _full_width(prompts, model.d_model, d_head):
-        return prompts
-    return max(1, LIMIT // (4 * layers * (heads + 1) * max(model.d_model, SLAB)))
-
-
-def _sizes(device: torch.device) -> tuple[int, int]:
-    """ROWS and SLAB where the tensors are."""
-    times = ON_GPU if device.type != "cpu" else 1
-    return times * ROWS, times * SLAB
+        parts = [widen(part[:, some]) for part in (resid_pre, z, ffn)]
+        divide = widen(scale[some]) if norm == "frozen" else None
+        walks.append(_walk(model, *parts, divide, words[some], as_vectors))
+    log_p = torch.cat(walks)
+    before, between, after = log_p[..., :3].unbind(-1)
+    return between - before, after - between, log_p[..., 3:] - before[..., None]
 
 
 def _walk(
     model: Model,
-    resid_pre: Tensor,
-    z: Tensor,
-    ffn: Tensor,
-    divide: Tensor,
-    words: Tensor,
-    recomputed: bool,
-) -> list[Tensor]:
-    """`increases_along` of prompts that fit in memory."""
-    unembedding = model.unembedding
-    target = fold_norm(unembedding, unembedding.weight[words])
-    layers = [
-        _Layer(model, layer, *of, divide[:, None], target, recomputed)
-        for layer, of in enumerate(zip(resid_pre, z, ffn, strict=True))
-    ]
-    rows = [layers[0].x, *(layer.rows() for layer in layers)]
-    together, sizes = torch.cat(rows), [len(r) for r in rows]
-    _, size = _sizes(together.device)
-    for start in range(0, unembedding.vocabulary, size):
-        slab = fold_norm(unembedding, unembedding.weight[start : start + size])
-        # One large product for all layers is faster than many small ones.
-        values, *of_layers = (together @ slab.T).split(sizes)
-        for layer, products in zip(layers, of_layers, strict=True):
-            values = layer.accumulate(slab, products, values)
-    return [
-        torch.stack(parts, 1)
-        for parts in zip(*(layer.increases() for layer in layers), strict=True)
-    ]
-
-
-class _Layer:
-    """One layer of many prompts: its states are what stands before, between and after its blocks,
-    and what enters it with each head.
+    resid_pre: Float[Tensor, "layer prompt d_model"],
+    z: Float[Tensor, "layer prompt head d_head"],
+    ffn: Float[Tensor, "layer prompt d_model"],
+    scale: Float[Tensor, "prompt"] | None,
+    words: Int[Tensor, "prompt"],
+    as_vectors: bool,
+) -> Float[Tensor, "prompt layer state"]:
+    """Return log p(word) of the states of every layer, see `_states`.
 
     Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 /
-    p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish, and
-    it overflows only where p(w) < e^-88 (float32). Vectors of heads are kept relative to bs_w of x,
-    which needs no pass of their own; such a sum may come near the smallest numbers, which have few
-    digits, where a vector takes 60 nats or more from every word. `increases` finds both and
-    computes them again the careful way.
+    p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish. It
+    overflows where p(w) < e^-88 (float32), and is then computed again with a maximum taken out.
     """
+    unembedding, layers = model.unembedding, range(model.n_layers)
+    target = fold_norm(unembedding, unembedding.weight[words])
+    own, shrink, rows = [], [], [resid_pre[0]]
+    for layer in layers:
+        heads, bias = _vectors(model, layer, z[layer])
+        states = _states(resid_pre[layer], heads, bias, ffn[layer])
+        of_states = norm_scale(states, unembedding) if scale is None else scale
+        shrink.append((1 / of_states).expand(states.shape[:2])[..., None])
+        own.append((states * target).sum(-1, keepdim=True) * shrink[-1])
+        rows += [ffn[layer], bias[None], *(heads if as_vectors else ())]
+    together, sizes = torch.cat(rows), [len(part) for part in rows]
+    sums = torch.zeros_like(torch.stack(own)[..., 0])
 
-    def __init__(
-        self,
-        model: Model,
-        layer: int,
-        x: Tensor,
-        z: Tensor,
-        ffn: Tensor,
-        divide: Tensor,
-        target: Tensor,
-        recomputed: bool,
-    ):
-        self.unembedding = model.unembedding
-        # The parameters stay where they are: a float32 copy of every layer at once would double the
-        # model.
-        self.weight, self._bias = model.output_weight(layer), model.output_bias(layer)
-        self.divide = divide
-        self.x = x / divide
-        self.z = z / divide[..., None]
-        self.ffn = ffn / divide
-        n, self.heads, self.d_head = z.shape
-        self.full_width, (most, _) = _full_width(n, x.shape[-1], self.d_head), _sizes(x.device)
-        at_once = max(1, most // n) if self.full_width else 1
-        self.chunks = [
-            (slice(h, h + at_once), slice(at, at + most))
-            for h in range(0, self.heads, at_once)
-            for at in range(0, n, most)
-        ]
-        states = range(3 + self.heads)
-        # bs-values of the followed words
-        self.own = torch.stack([(self.state(i) * target).sum(-1) for i in states])
-        self.scales = None
-        if recomputed:
-            self.scales = 1 / torch.stack(
-                [norm_scale(self.state(i), self.unembedding) for i in states]
-            )
-            self.own *= self.scales
-        self.sums = torch.zeros_like(self.own)
+    size = SLAB * (1 if together.device.type == "cpu" else ON_GPU)
+    for start in range(0, unembedding.vocabulary, size):
+        slab = fold_norm(unembedding, unembedding.weight[start : start + size]).T
+        # One large product for all layers is faster than many small ones.
+        before, *products = (together @ slab).split(sizes)
+        for layer in layers:
 
-    @property
-    def bias(self) -> Float[Tensor, "d_model"]:
-        return torch.zeros_like(self.x[0]) if self._bias is None else self._bias.to(self.x)
+            def take(state: int, values: Tensor, out: Tensor | None = None, layer=layer) -> None:
+                """Add the exponentials of a state's values to its sum."""
+                relative = torch.addcmul(-own[layer][state], values, shrink[layer][state], out=out)
+                sums[layer, state] += relative.exp_().sum(-1)
 
-    def state(self, i: int) -> Float[Tensor, "prompt d_model"]:
-        """0: before, 1: between, 2: after the two blocks; 3 + h: before, and the vector of head
-        h."""
-        if i >= 3:
-            return self.x + self.z[:, i - 3] @ self.weight[i - 3].to(self.x)
-        state = self.x
-        if i >= 1:
-            state = (
-                state
-                + self.z.flatten(1) @ self.weight.flatten(0, 1).to(state)
-                + self.bias / self.divide
-            )
-        return state + self.ffn if i == 2 else state
+            of_ffn, bias, *of_heads = products[: 2 + as_vectors * model.n_heads]
+            products = products[2 + len(of_heads) :]
+            factors = () if as_vectors else model.output_weight(layer).to(slab) @ slab
+            between = before + bias
+            for head in range(model.n_heads):
+                values = of_heads[head] if as_vectors else z[layer][:, head] @ factors[head]
+                between += values
+                values += before
+                take(3 + head, values, out=values)
+            after = between + of_ffn
+            for state, values in enumerate((before, between, after)):
+                take(state, values)
+            before = after
 
-    def rows(self) -> Float[Tensor, "row d_model"]:
-        """What is projected in full width: the FFN block, the bias, and heads where that is
-        cheaper."""
-        heads = (
-            (self.z.transpose(0, 1) @ self.weight.to(self.x)).flatten(0, 1)
-            if self.full_width
-            else self.x[:0]
-        )
-        return torch.cat([self.ffn, self.bias[None], heads])
+    log_p = -sums.log()
+    for layer in sums.isinf().flatten(1).any(1).nonzero()[:, 0].tolist():
+        states = _states(resid_pre[layer], *_vectors(model, layer, z[layer]), ffn[layer])
+        flat = (direction(states, unembedding) * shrink[layer]).flatten(0, 1)
+        log_p[layer] = own[layer][..., 0] - log_sum_exp(flat, unembedding).view_as(log_p[layer])
+    return log_p.permute(2, 0, 1)
 
-    def accumulate(
-        self,
-        slab: Float[Tensor, "word d_model"],
-        products: Float[Tensor, "row word"],
-        before: Float[Tensor, "prompt word"],
-    ) -> Float[Tensor, "prompt word"]:
-        """Take in one slab: from the values before this layer to those after it. `products` are the
-        slab's values of `rows`."""
-        n = len(self.x)
-        ffn, bias = products[:n], products[n]
-        # Rows of heads start from bs(x) relative to the word; with scales of their own that must
-        # wait.
-        level = self.own[0][:, None]
-        base = before - level if self.scales is None else before
-        if self.full_width:
-            by_head = products[n + 1 :].view(self.heads, n, -1)
-        else:
-            factors = (slab @ self.weight.flatten(0, 1).to(slab).T).split(self.d_head, 1)
-        sum_of_heads = torch.zeros_like(base)
-        for heads, rows in self.chunks:
-            if self.full_width:
-                values = by_head[heads, rows].add_(base[rows])
-            else:
-                values = torch.addmm(base[rows], self.z[rows, heads.start], factors[heads.start].T)[
-                    None
-                ]
-            # Every head's row holds the base once. A sum of one row would be a copy of it.
-            sum_of_heads[rows] += values[0] if len(values) == 1 else values.sum(0)
-            if self.scales is not None:
-                values = values.mul_(self.scales[3:][heads, rows, None]).sub_(level[rows])
-            self.sums[3:][heads, rows] += values.exp_().sum(-1)
-        between = sum_of_heads - self.heads * base + before + bias / self.divide
-        after = between + ffn
-        for i, values in enumerate((before, between, after)):
-            values = values if self.scales is None else values * self.scales[i][:, None]
-            self.sums[i] += (values - self.own[i][:, None]).exp_().sum(-1)
-        return after
 
-    def increases(
-        self,
-    ) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"], Float[Tensor, "prompt head"]]:
-        """From the finished sums: the attention block's, the FFN block's, and each head's
-        increase."""
-        total = self.sums.log()
-        total[:3] += self.own[:3]
-        total[3:] += self.own[0]
-        self.recompute_lost(total)
-        before, between, after, *heads = self.own - total
-        return between - before, after - between, torch.stack(heads, 1) - before[:, None]
+def _vectors(
+    model: Model, layer: int, z: Float[Tensor, "prompt head d_head"]
+) -> tuple[Float[Tensor, "head prompt d_model"], Float[Tensor, "d_model"]]:
+    """Return the vectors of a layer's heads, and the bias of its attention output."""
+    vectors = torch.einsum("nhk,hkd->hnd", z, model.output_weight(layer).to(z))
+    bias = model.output_bias(layer)
+    return vectors, vectors.new_zeros(model.d_model) if bias is None else bias.to(vectors)
 
-    def recompute_lost(self, total: Float[Tensor, "state prompt"]) -> None:
-        """Compute again, with a maximum taken out first, what overflowed or is too small to hold
-        all its digits."""
-        info = torch.finfo(self.x.dtype)
-        # Each exponential below `tiny` may be off by as much; of all words together that must not
-        # show.
-        least = self.unembedding.vocabulary * info.tiny / info.eps
-        lost = self.sums.isinf() | (self.sums < least)
-        for i in lost.any(1).nonzero()[:, 0].tolist():
-            rows = self.state(i)
-            rows = (rows if self.scales is None else rows * self.scales[i][:, None])[lost[i]]
-            total[i, lost[i]] = log_sum_exp(direction(rows, self.unembedding), self.unembedding)
+
+def _states(
+    x: Float[Tensor, "prompt d_model"],
+    heads: Float[Tensor, "head prompt d_model"],
+    bias: Float[Tensor, "d_model"],
+    ffn: Float[Tensor, "prompt d_model"],
+) -> Float[Tensor, "state prompt d_model"]:
+    """Return a layer's states before, between and after its blocks, and the first with the vector
+    of each head added."""
+    between = x + heads.sum(0) + bias
+    return torch.cat([torch.stack([x, between, between + ffn]), x + heads])
