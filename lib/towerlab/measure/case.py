@@ -128,10 +128,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
-        numbers, of_neurons, ranks, raising = top_neurons(model, capture)
-        _, of_candidates, candidate_ranks, _ = neurons_along(
-            model, capture, word_rows(model, capture)
-        )
+        of_neurons = neurons(model, capture)
         alone = [increases_with(model, capture, *of) for of in enumerate(vectors)]
         last = [
             increases_with(model, capture, layer, of, of.sum(0) - of)
@@ -141,15 +138,14 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             increases_with(model, capture, layer, subvalues(model, capture, layer)[head])
             for layer, head in heads
         ]
-        to_neurons = [from_heads(model, capture, vectors, *at) for at in numbers.tolist()]
+        at = zip(*(of_neurons[f"neuron_{of}"].tolist() for of in ("layer", "number")), strict=True)
+        to_neurons = [from_heads(model, capture, vectors, *neuron) for neuron in at]
         every = {
             "sum_error": error, "n_parts": torch.tensor(n),
             "increase": torch.stack(alone), "increase_last": torch.stack(last),
             "position_increase": torch.stack(of_positions),
             "head_to_neuron": torch.stack(to_neurons),
-            "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1],
-            "neuron_increase": of_neurons, "neuron_rank": ranks, "raising": raising,
-            "candidate_increase": of_candidates, "candidate_rank": candidate_ranks,
+            **of_neurons,
         }  # fmt: skip
         return {name: x[None] for name, x in every.items()}
 
@@ -186,61 +182,51 @@ def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
     return (total - final).abs().max() / final.abs().max(), n
 
 
-def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The NEURONS with the largest increase, largest first: as `neurons_along`."""
+def neurons(model: Model, capture: Capture) -> dict[str, Tensor]:
+    """The variables of `parts` about neurons, each over (neuron,) or (candidate,)."""
     unembedding, word = model.unembedding, capture.true_ids[0]
+    before = capture.attention_output[:, 0]
+    if model.parallel:  # attention and FFN read the same input
+        before = torch.zeros_like(before)
+
+    def along(rows: Sequence[Float[Tensor, "d_model"]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The CANDIDATES neurons whose output has the largest product with the row of its layer:
+        layer and number, increase, rank of the word; and the share of products above zero."""
+        products = []
+        for layer, row in enumerate(rows):
+            of_layer = capture.neurons[layer, 0]
+            products.append(of_layer * (model.ffn_weight(layer).to(of_layer) @ row.to(of_layer)))
+        every = torch.stack(products)
+        found = every.flatten().topk(min(CANDIDATES, every.numel())).indices.tolist()
+        numbers = sorted(divmod(i, every.shape[1]) for i in found)
+        vectors, increase = [], []
+        for layer, group in groupby(numbers, lambda number: number[0]):
+            at = [neuron for _, neuron in group]
+            strengths = capture.neurons[layer, 0, at][:, None]
+            vectors.append(strengths * model.ffn_weight(layer)[at].to(strengths))
+            increase.append(increases_with(model, capture, layer, vectors[-1], before[layer]))
+        words = capture.true_ids.expand(len(numbers))[:, None]
+        ranks = unembed.rank(torch.cat(vectors), words, unembedding)[:, 0]
+        share = (every > 0).double().mean()
+        return torch.tensor(numbers), torch.cat(increase).double(), ranks, share
+
     scale, slopes = unembed.norm_scale(capture.resid_final, unembedding)[0], []
-    for x in (capture.resid_pre + before_ffn(model, capture))[:, 0]:
+    for x in capture.resid_pre[:, 0] + before:
         p = unembed.bs_values(x, unembedding, scale).softmax(-1)
         row = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
         # Its product with a vector is how fast the log-probability rises along that vector.
         slopes.append(unembed.fold_norm(unembedding, row[None])[0] / scale)
-    numbers, increase, ranks, raising = neurons_along(model, capture, slopes)
+    numbers, increase, ranks, raising = along(slopes)
     largest, best = increase.topk(min(NEURONS, len(increase)))
-    return numbers[best.cpu()], largest, ranks[best], raising
-
-
-def word_rows(model: Model, capture: Capture) -> list[Float[Tensor, "d_model"]]:
-    """The word's row of E for every layer: its product with a vector is the word's logit, but for
-    the final norm's scale, which is the same for all."""
-    row = unembed.fold_norm(model.unembedding, model.unembedding.weight[capture.true_ids])[0]
-    return [row] * model.n_layers
-
-
-def before_ffn(model: Model, capture: Capture) -> Float[Tensor, "layer batch d_model"]:
-    """What is added to a layer's input before its FFN reads it: the attention's output, or nothing
-    where both run in parallel."""
-    output = capture.attention_output
-    return torch.zeros_like(output) if model.parallel else output
-
-
-def neurons_along(
-    model: Model, capture: Capture, rows: Sequence[Float[Tensor, "d_model"]]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The CANDIDATES neurons whose output has the largest product with the row of its layer.
-
-    Returns:
-        Layer and number (neuron, 2) in this order, increase in nats, the rank of the word in what
-            each writes; and the share of all neurons whose product is above zero.
-    """
-    products, before = [], before_ffn(model, capture)[:, 0]
-    for layer, row in enumerate(rows):
-        neurons = capture.neurons[layer, 0]
-        products.append(neurons * (model.ffn_weight(layer).to(neurons) @ row.to(neurons)))
-    every = torch.stack(products)
-    found = every.flatten().topk(min(CANDIDATES, every.numel())).indices.tolist()
-    numbers = sorted(divmod(i, every.shape[1]) for i in found)
-    vectors, increase = [], []
-    for layer, of_layer in groupby(numbers, lambda number: number[0]):
-        at = [neuron for _, neuron in of_layer]
-        written = capture.neurons[layer, 0, at][:, None] * model.ffn_weight(layer)[at].to(
-            capture.neurons
-        )
-        vectors.append(written)
-        increase.append(increases_with(model, capture, layer, written, before[layer]))
-    words = capture.true_ids.expand(len(numbers))[:, None]
-    ranks = unembed.rank(torch.cat(vectors), words, model.unembedding)[:, 0]
-    return torch.tensor(numbers), torch.cat(increase).double(), ranks, (every > 0).double().mean()
+    numbers = numbers[best.cpu()]
+    # The product with the word's row is the word's logit, up to the scale of the final norm.
+    word_row = unembed.fold_norm(unembedding, unembedding.weight[capture.true_ids])[0]
+    _, of_candidates, candidate_ranks, _ = along([word_row] * model.n_layers)
+    return {
+        "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1], "neuron_increase": largest,
+        "neuron_rank": ranks[best], "raising": raising, "candidate_increase": of_candidates,
+        "candidate_rank": candidate_ranks,
+    }  # fmt: skip
 
 
 def from_heads(
