@@ -258,11 +258,11 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
         table: columns model, layer, head, and `value`: violet above zero and brown below.
     """
     largest = table.groupby("model")[value].transform(lambda of_model: of_model.abs().max() or 1)
-    share = alt.Color("share:Q", title=f"{title}, as a share of the largest")
+    scaled = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
         alt.X("head:O").axis(labelAngle=0, labelOverlap=True),
         alt.Y("layer:O", sort="descending").axis(labelOverlap=True),
-        share.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
+        scaled.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
         tooltip=["model", "layer", "head", alt.Tooltip(value, title=title, format="+.3f")],
     )  # fmt: skip
-    return facets(marks, table.assign(share=table[value] / largest), height=260, free="xy")
+    return facets(marks, table.assign(scaled=table[value] / largest), height=260, free="xy")

@@ -127,7 +127,7 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
     title, below = words, ""
     if numbers:
-        title, below = "", f"<br><small>{words.partition(';')[0]}</small>"
+        title, below = "", f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>"
     name = verdict.replace(" ", "-")
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{below}'
 
