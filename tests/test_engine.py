@@ -153,6 +153,7 @@ def test_it_fails_until_it_is_mended_and_a_warning_of_sphinx_fails_the_pages_in_
     assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
 
 
+@pytest.mark.nightly
 def test_after_kill_9_of_the_pages_the_last_good_ones_stand_and_the_same_command_goes_on(built):
     before = times(built)
     notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
@@ -185,6 +186,8 @@ def test_a_second_build_is_told_to_wait(home):
 
 
 def test_ctrl_c_ends_a_build_and_the_same_command_goes_on(built):
+    notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
+    (built / "book/intro.md").write_text("# A book\n")
     notebook(built / "book/92-two.ipynb", "import time", "time.sleep(600)")
     process = start(built, "book", "--jobs", "2", "--set", SETTINGS)
     while not list((built / "_build/chapters").glob(".92-two.part.*")):

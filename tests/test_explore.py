@@ -1,20 +1,12 @@
 """Widgets of chapters: every control changes the numbers, which are those of the file."""
 
 import ast
-import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import ipywidgets as widgets
 import numpy as np
 import pytest
 import xarray as xr
-from browser import browser, needs_browser
 from conftest import ROOT
 from twotowers import book, explore
 
@@ -169,92 +161,3 @@ def one_file():
 def test_texts_are_escaped(shown):
     html = explore.explorer({"a": one_file()}, "pair").children[2].value
     assert "&lt;b&gt;" in html and "<b>" not in html
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """The address of a JupyterLab with a notebook of a chart and an explorer."""
-    if importlib.util.find_spec("jupyterlab") is None:
-        pytest.skip("JupyterLab: make")
-    home = tmp_path_factory.mktemp("lab")
-    lines = [
-        "import altair as alt",
-        "from twotowers import book",
-        f'chapter = book.open({{"model": "{MODEL}"}})',
-    ]
-    lines.append('display(alt.Chart(alt.Data(values=[{"x": 1}])).mark_point().encode(x="x:Q"))')
-    source = "\n".join([*lines, 'chapter.explore("tower_grid", "logit_difference")'])
-    cell = {
-        "cell_type": "code",
-        "id": "a",
-        "execution_count": None,
-        "metadata": {},
-        "outputs": [],
-        "source": source,
-    }
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    (home / "x.ipynb").write_text(
-        json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
-    environment |= {
-        f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")
-    }
-    how = [
-        "--no-browser",
-        "--allow-root",
-        f"--ServerApp.root_dir={home}",
-        f"--ServerApp.port={port}",
-        "--IdentityProvider.token=",
-    ]
-    how += [
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--LabApp.extension_manager=readonly",
-    ]
-    log = (home / "log.txt").open("w")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", *how],
-        env=environment,
-        stdout=log,
-        stderr=log,
-        cwd=home,
-    )
-    address = f"http://127.0.0.1:{port}/lab"
-    for _ in range(120):
-        try:
-            urllib.request.urlopen(address).close()
-            break
-        except OSError:
-            assert server.poll() is None, (home / "log.txt").read_text()
-            time.sleep(0.5)
-    yield address
-    server.terminate()
-    server.wait(20)
-    log.close()
-
-
-@needs_browser
-@pytest.mark.slow
-def test_in_jupyterlab_a_control_is_moved_and_a_chart_needs_no_other_host(lab):
-    with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
-        page.set_default_timeout(90_000)
-        table = page.locator(".jupyter-widgets table")
-        for _ in range(60):  # what is run before the kernel has begun is lost
-            if page.locator(".jp-InputPrompt").first.inner_text() == "[ ]:":
-                page.locator(".jp-Notebook .cm-content").first.click()
-                page.keyboard.press("Control+Enter")
-            page.wait_for_timeout(2000)
-            if table.count():
-                break
-        page.locator(".vega-embed [role=graphics-document]").wait_for()
-        before = table.inner_text()
-        assert "key coefficient" in before
-        page.get_by_label("heads").select_option("by increase")
-        page.wait_for_function(
-            "(old) => document.querySelector('.jupyter-widgets table').innerText !== old",
-            arg=before,
-        )

@@ -72,17 +72,6 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
         )
 
 
-def test_the_true_label_follows_the_query_and_capitals_are_lowered(address):
-    with browser(address) as page:
-        small = text(page, "sentence")
-        page.get_by_label("query", exact=True).fill("ONE")
-        assert text(page, "sentence") == small and text(page, "note") == ""
-        page.get_by_label("query", exact=True).fill("Happy")
-        assert fields(page)[-1] == "bar" and "“bar”" in text(page, "sentence")
-        page.get_by_label("query", exact=True).fill("qwx")  # of no known class: the label stays
-        assert fields(page)[-1] == "bar" and "“qwx”" in text(page, "note")
-
-
 def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
     expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
