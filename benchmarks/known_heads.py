@@ -20,7 +20,7 @@ from torch import Tensor
 from towerlab import cli
 from towerlab.measure.observations import plain_z, read_batches, read_prompts
 from towerlab.measure.pipeline import SELECTION, Pipeline
-from towerlab.model.attention import Attention, reading_all
+from towerlab.model.attention import Attention, reading_attention
 from towerlab.model.capture import Capture
 from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
@@ -96,12 +96,12 @@ def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "la
     second = torch.arange(len(begin) + LENGTH, len(begin) + 2 * LENGTH)
     total = np.zeros((model.n_layers, model.n_heads))
 
-    def read(layer: int, attention: Attention) -> None:
+    def read(layer: int, attention: Attention, _) -> None:
         weights = attention.weights()[:, :, second, second - LENGTH + 1]
         total[layer] += weights.mean(-1).sum(0).double().cpu().numpy()
 
     device = model.hf.get_input_embeddings().weight.device
-    with reading_all(model, read):
+    with reading_attention(model, range(model.n_layers), read):
         model.hf(input_ids=torch.tensor(ids, device=device), use_cache=False, logits_to_keep=1)
     return total / REPEATS
 

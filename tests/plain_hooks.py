@@ -15,7 +15,12 @@ def run(model, e, z=None, ffn=None):
     block's output.
     """
     plain = {"z": {}, "ffn": {}, "attention": {}}
+
+    def read(layer, attention, _):
+        plain["attention"][layer] = attention
+
     with ExitStack() as stack:
+        stack.enter_context(reading_attention(model, range(model.n_layers), read))
         for layer in range(model.n_layers):
 
             def before(_, args, layer=layer):
@@ -27,14 +32,10 @@ def run(model, e, z=None, ffn=None):
                 plain["ffn"][layer] = output
                 return None if ffn is None else ffn[layer]
 
-            def read(attention, layer=layer):
-                plain["attention"][layer] = attention
-
             stack.callback(
                 model.part(layer, "attention_out").register_forward_pre_hook(before).remove
             )
             stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
-            stack.enter_context(reading_attention(model, layer, read))
         logits = model.logits([e])[0]
     true, other = e.label_pair
     return plain | {"logits": logits, "difference": float(logits[true] - logits[other])}

@@ -20,7 +20,6 @@ from towerlab.model.edits import (
     zero,
 )
 from towerlab.model.last_position import LastPosition
-from twotowers.errors import TwoTowersError
 
 HEADS = ((0, 1), (1, 0), (1, 1))
 
@@ -99,10 +98,6 @@ def test_what_would_be_silently_wrong_is_refused():
     with pytest.raises(RuntimeError, match="on purpose"), edited(model, edit):
         raise RuntimeError("on purpose")
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.hf.modules())
-    model.hf.set_attn_implementation("sdpa")
-    with pytest.raises(TwoTowersError, match="load it with"), edited(model, edit):
-        capture(model, encoded)
-    refused("load it with", LastPosition, model, encoded)
     for closed, layers, message in (
         (torch.eye(11), [0], "attending to itself"),
         (torch.zeros(11, 11), [3], "layer 3"),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, of_two_classes, random_prompts
+from plain_hooks import put, run
 from reference import Reference
-from towerlab.model.attention import changing_z
 from towerlab.prompts.blocks import draw_blocks
 from twotowers.settings import Form
 
@@ -15,12 +15,7 @@ from benchmarks import known_heads as module
 
 def patched_logits(model, e, layer, head, vector):
     """Logits of one prompt with a vector in place of a head's output at the last position."""
-
-    def change(z):
-        z[:, -1, head] = vector
-
-    with changing_z(model, {layer: change}):
-        return model.hf(torch.tensor([e.ids])).logits[0, -1]
+    return run(model, e, put(model, [(layer, head)], {(layer, head): vector}))["logits"]
 
 
 def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
@@ -29,10 +24,8 @@ def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(mod
     # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     of_class = [[2, 4], [1, 3, 5]]
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
-        rows = []
-        for e in encoded:
-            with changing_z(model, {layer: lambda z: rows.append(z[0, -1, head].clone())}):  # noqa: B023
-                model.hf(torch.tensor([e.ids]))
+        at = slice(head * model.d_head, (head + 1) * model.d_head)
+        rows = [run(model, e)["z"][layer][0, -1, at] for e in encoded]
         mean = sum(sum(rows[j] for j in some) / len(some) for some in of_class) / 2
         prompt = shuffled[0]
         plain = model.hf(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import random_prompts, refused, tiny
 from towerlab.model import query_key
-from towerlab.model.attention import reading_all
+from towerlab.model.attention import reading_attention
 from towerlab.model.capture import capture
 
 
@@ -13,7 +13,7 @@ from towerlab.model.capture import capture
 def run(model):
     """A capture, and what the attention of each layer was given."""
     given = []
-    with reading_all(model, lambda layer, attention: given.append(attention)):
+    with reading_attention(model, range(model.n_layers), lambda _, x, own: given.append(x)):
         return capture(model, random_prompts(2, lengths=(11,)), {"weights", "streams"}), given
 
 

@@ -11,8 +11,8 @@ from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
-from towerlab.model.attention import changing_z
 from towerlab.model.capture import capture
+from towerlab.model.edits import Edit, edited, everywhere, feed, zero
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
@@ -126,10 +126,9 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         scale = norm_scale(plain.resid_final, model.unembedding)
         parts = plain.resid_pre, plain.z, plain.ffn_output
         close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
-        with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3,
-                                                                                  :].mul_(-0.5),
-                                3: lambda z,
-                                new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
+        halved = Edit([(2, 3)], lambda _, head, state: -0.5 * state.z[:, head], everywhere([e]))
+        given = feed([(3, 1)], {3: source.z[3]})
+        with edited(model, zero([(1, 2)], everywhere([e])), halved, given):
             close(result["edited"], capture(model, [e]).logits[0])
 
 

@@ -31,7 +31,7 @@ from twotowers.heads import Head, Heads
 from towerlab.measure.observations import answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model.attention import Attention, reading_all
+from towerlab.model.attention import Attention, reading_attention
 from towerlab.model.edits import UNCHANGED, Edit, answers, attend, feed
 from towerlab.model.label_attention import (
     Places,
@@ -116,10 +116,10 @@ def one_by_one(
         places = places_of(batch)
         weights: dict[int, Weights] = {}  # layer -> those of all positions, swapped
 
-        def read(layer: int, attention: Attention) -> None:
+        def read(layer: int, attention: Attention, _) -> None:
             weights[layer] = swapped_weights(attention.weights(), places)
 
-        with reading_all(model, read):
+        with reading_attention(model, range(model.n_layers), read):
             last = LastPosition(model, batch)
         makes: list[Make] = [
             partial(attend, weights=weights),

@@ -1,7 +1,6 @@
 """Attention where the model makes it, and runs of a stock model changed for as long as asked.
 
-    with reading_attention(model, layer, read):   # it sees query, key, value and mask
-    with changing_z(model, {layer: change}):      # what heads feed to W_O, changed in place
+    with reading_attention(model, layers, read):  # it sees query, key, value and mask
     with restarted(model, layer, output):         # runs that begin at a layer
 
     >>> query, key = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 3, 2)
@@ -10,15 +9,16 @@
     tensor([[[[2., 3.]]]])
 
 An attention function registered with transformers under the name `twotowers` calls SDPA for the
-model's own output and shows a reader what went in. Two exceptions. A soft cap (Gemma 2), which SDPA
-refuses, is computed plainly. An attention that transformers does not route through its interface
-(GPT-J, GPT-Neo) is read by hiding the one method that gets query, key and value behind a function
-that calls it. Nothing in transformers is edited, and all is undone at the end, also after an error.
+model's own output, and shows a reader what goes in. There are two exceptions. A soft cap (Gemma 2),
+which SDPA refuses, is computed plainly. An attention that transformers does not route through its
+interface (GPT-J, GPT-Neo) is read by hiding the one method that gets query, key and value behind a
+function that calls it. Nothing in transformers is edited, and all is undone at the end, also after
+an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,21 +119,19 @@ def implementation(architecture: Architecture) -> str:
 def attention_function(
     module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs
 ):
-    """SDPA for the model's own output; readers set on the module by `reading_attention` see what
-    went in."""
+    """Return what heads feed to W_O: that of SDPA, or of a reader set by `reading_attention`."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if READERS in vars(module) or softcap is not None:
-        attention = Attention(
-            query, key, value, _allowed(attention_mask, query, key), scaling, softcap
-        )
-        z = _shown(module, attention)
-        if z is None and softcap is not None:
-            z = attention.z()
-        if z is not None:
-            return z.transpose(1, 2).contiguous(), None
-    return sdpa_attention_forward(
-        module, query, key, value, attention_mask, scaling=scaling, **kwargs
-    )
+    mask = _allowed(attention_mask, query, key)
+    attention = Attention(query, key, value, mask, scaling, softcap)
+
+    def own() -> Tensor:
+        if softcap is not None:
+            return attention.z()
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )[0].transpose(1, 2)
+
+    return _z(module, attention, own).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, attention_function)
@@ -141,65 +139,47 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _method(model: Model, layer: int, stock: Callable, query, key, value, attention_mask=None):
-    """The same for a model that has a method for it, `stock`; GPT-Neo's hides by itself what is
-    beyond its window."""
+    """Do the same for a model that has a method for it, `stock`.
+
+    GPT-Neo's method hides by itself what is beyond its window.
+    """
     mask = _allowed(attention_mask, query, key, model.window(layer))
     attention = Attention(query, key, value, mask, model.score_scaling(layer), None)
-    z = _shown(model.part(layer, "attention"), attention)
-    return stock(query, key, value, attention_mask) if z is None else (z, None)
+
+    def own() -> Tensor:
+        return stock(query, key, value, attention_mask)[0]
+
+    return _z(model.part(layer, "attention"), attention, own), None
 
 
-def _shown(module: nn.Module, attention: Attention) -> Tensor | None:
-    """What one of the module's readers, which see the attention in their order, gives in place of
-    the model's own output."""
-    each = [reader(attention) for reader in vars(module).get(READERS, ())]
-    return next((z for z in each if z is not None), None)
+def _z(module: nn.Module, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
+    """Return `own()`, or what the module's readers make of it, one after the other."""
+    for reader in vars(module).get(READERS, ()):
+        given = reader(attention, own)
+        own = own if given is None else partial(lambda z: z, given)
+    return own()
 
 
-@contextmanager
-def reading_attention(
-    model: Model, layer: int, reader: Callable[[Attention], Tensor | None]
-) -> Iterator[None]:
-    """Let `reader(attention)` see one layer's attention in the runs inside. What it returns, if
-    anything, is taken for what the heads feed to W_O. Several readers may see the same layer, one
-    inside the other."""
-    module, method = model.part(layer, "attention"), model.architecture.attention_method
-    with ExitStack() as stack:
-        stack.enter_context(attribute(module, READERS, (*vars(module).get(READERS, ()), reader)))
-        if method and method not in vars(module):
-            stack.enter_context(
-                attribute(module, method, partial(_method, model, layer, getattr(module, method)))
-            )
-        yield
+Reader = Callable[[int, Attention, Callable[[], Tensor]], Tensor | None]
+"""(layer, attention, own) -> what heads feed to W_O, or None for what the model computes, which
+`own()` returns: (batch, head, position, d_head)"""
 
 
 @contextmanager
-def reading_all(model: Model, read: Callable[[int, Attention], None]) -> Iterator[None]:
-    """Runs in which `read(layer, attention)` sees the attention of every layer."""
+def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> Iterator[None]:
+    """Let a reader see, and change, the attention of some layers in the runs inside.
+
+    Several readers may see the same layer, one inside the other.
+    """
+    method = model.architecture.attention_method
     with ExitStack() as stack:
-        for layer in range(model.n_layers):
-            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        yield
-
-
-Change = Callable[[Float[Tensor, "batch position head d_head"]], None]
-
-
-@contextmanager
-def changing_z(model: Model, changes: Mapping[int, Change]) -> Iterator[None]:
-    """The model with what the heads of some layers feed to W_O changed, in place, by the function
-    of the layer."""
-
-    def hook(change: Change, _, args: tuple) -> tuple:
-        z = args[0].clone()
-        change(z.view(*z.shape[:-1], model.n_heads, model.d_head))
-        return (z, *args[1:])
-
-    with ExitStack() as stack:
-        for layer, change in changes.items():
-            stack.enter_context(
-                model.part(layer, "attention_out").register_forward_pre_hook(partial(hook, change))
-            )
+        for layer in layers:
+            module = model.part(layer, "attention")
+            readers = (*vars(module).get(READERS, ()), partial(reader, layer))
+            stack.enter_context(attribute(module, READERS, readers))
+            if method and method not in vars(module):
+                changed = partial(_method, model, layer, getattr(module, method))
+                stack.enter_context(attribute(module, method, changed))
         yield
 
 

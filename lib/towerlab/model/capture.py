@@ -19,7 +19,7 @@ of the last position are kept unless more is asked for with `record`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -124,7 +124,7 @@ def _recording(
             handle = module.register_forward_hook(lambda _, args, output: keep(output))
         stack.enter_context(handle)
 
-    def attended(attention: Attention) -> None:
+    def attended(layer: int, attention: Attention, own: Callable[[], Tensor]) -> None:
         if "weights" in record:
             entries["scores"].append(attention.last().scores()[:, :, 0])
             entries["weights"].append(entries["scores"][-1].softmax(-1))
@@ -139,8 +139,8 @@ def _recording(
         for layer in range(model.n_layers):
             for name, site in sites.items():
                 read(name, model.part(layer, site.part), site)
-            if {"weights", "values"} & set(record):
-                stack.enter_context(reading_attention(model, layer, attended))
+        if {"weights", "values"} & set(record):
+            stack.enter_context(reading_attention(model, range(model.n_layers), attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
         yield entries
 

@@ -35,7 +35,6 @@ from twotowers.heads import Heads
 from towerlab.model.attention import (
     Attention,
     block_outputs,
-    changing_z,
     reading_attention,
     restarted,
     split_call,
@@ -109,53 +108,31 @@ UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
 
 
 @contextmanager
-def visiting(
-    model: Model, layers: Iterable[int], visit: Callable[[int, LayerState], None]
-) -> Iterator[None]:
-    """Whole runs in which `visit(layer, state)` is called just before W_O, which is fed what is
-    written into `state.z`.
+def edited(model: Model, *edits: Edit) -> Iterator[None]:
+    """Run the model under some edits, in their order, in whole runs of one batch.
 
-    Raises TwoTowersError, in the run, for a model whose attention is not read.
+    Attention that is recorded inside is that of the run, before the edits of its layer.
     """
     inputs: dict[int, Tensor] = {}
-    attentions: dict[int, Attention] = {}
 
     def keep_input(layer: int, _, args: tuple, kwargs: dict) -> None:
         inputs[layer] = split_call(args, kwargs)[0]
 
-    def change(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
-        if layer not in attentions:
-            raise TwoTowersError(
-                f"the attention of {model.name} was not read in layer {layer}: load it with "
-                "loading.load"
-            )
-        x = inputs.pop(layer).to(z.device)  # where the layer is, under a device_map
-        visit(layer, LayerState(x, attentions.pop(layer), z.transpose(1, 2)))
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(
-                model.blocks[layer].register_forward_pre_hook(
-                    partial(keep_input, layer), with_kwargs=True
-                )
-            )
-            stack.enter_context(
-                reading_attention(model, layer, partial(attentions.__setitem__, layer))
-            )
-            stack.enter_context(changing_z(model, {layer: partial(change, layer)}))
-        yield
-
-
-@contextmanager
-def edited(model: Model, *edits: Edit) -> Iterator[None]:
-    """The model under some edits, in their order, for whole runs of one batch. Attention recorded
-    inside is the run's, before the edits of its layer. Raises as `visiting`."""
-
-    def visit(layer: int, state: LayerState) -> None:
+    def change(layer: int, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
+        z = own()
+        state = LayerState(inputs.pop(layer).to(z.device), attention, z)
         for edit in edits:
             edit.apply(layer, state)
+        return z
 
-    with visiting(model, {layer for edit in edits for layer, _ in edit.heads}, visit):
+    layers = {layer for edit in edits for layer, _ in edit.heads}
+    with ExitStack() as stack:
+        for layer in layers:
+            hook = partial(keep_input, layer)
+            stack.enter_context(
+                model.blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
+            )
+        stack.enter_context(reading_attention(model, layers, change))
         yield
 
 

@@ -35,7 +35,7 @@ from twotowers.heads import check_inside
 
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
-from towerlab.model.edits import UNCHANGED, Edit, LayerState, TopAndLogProbs, visiting
+from towerlab.model.edits import UNCHANGED, Edit, LayerState, TopAndLogProbs
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Encoded
@@ -48,28 +48,32 @@ class LastPosition:
     layers.
 
     `plain[layer]` is the layer's state at the last position, `capture` that of the run, which
-    records what is asked for. Raises TwoTowersError for a model whose attention is not read.
+    records what is asked for.
     """
 
     @torch.inference_mode()
     def __init__(self, model: Model, batch: Sequence[Encoded], record: Collection[str] = ()):
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
-        self._calls: list[tuple] = []
+        self._calls: list[list] = []
 
-        def keep(layer: int, state: LayerState) -> None:
-            x, attention, z = state.last()  # copied: a part alone would hold the whole stream
-            self.plain[layer] = LayerState(
-                x.clone(), attention._replace(query=attention.query.clone()), z.clone()
-            )
+        inputs: list[Tensor] = []
 
         def keep_call(_, args: tuple, kwargs: dict) -> None:
-            self._calls.append(split_call(args, kwargs)[1:])
+            x, *call = split_call(args, kwargs)
+            self._calls.append(call)
+            inputs.append(x[:, -1:].clone())  # copied: a part would hold the whole stream
+
+        def keep(layer: int, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
+            z, last = own(), attention.last()
+            last = last._replace(query=last.query.clone())
+            self.plain[layer] = LayerState(inputs[layer].to(z.device), last, z[:, :, -1:].clone())
+            return z
 
         with ExitStack() as stack:
             for block in model.blocks:
                 stack.enter_context(block.register_forward_pre_hook(keep_call, with_kwargs=True))
-            stack.enter_context(visiting(model, range(model.n_layers), keep))
+            stack.enter_context(reading_attention(model, range(model.n_layers), keep))
             self.capture = capture(model, self.batch, record)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
@@ -167,7 +171,7 @@ class LastPosition:
             )
             return own._replace(key=key, value=value, mask=mask)
 
-        def attend(own: Attention) -> Tensor:
+        def attend(layer: int, own: Attention, _) -> Tensor:
             others = plain.mask[..., :-1].expand(-1, 1, n, -1)
             itself = torch.eye(n, dtype=torch.bool, device=others.device).expand(
                 len(others), 1, -1, -1
@@ -189,7 +193,7 @@ class LastPosition:
             return z
 
         args, kwargs = _for_rows(self._calls[layer], length, n)
-        with reading_attention(self.model, layer, attend):
+        with reading_attention(self.model, [layer], attend):
             return hidden_states(self.model.blocks[layer](rows, *args, **kwargs))
 
 
