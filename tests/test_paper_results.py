@@ -20,14 +20,14 @@ def test_every_result_of_both_versions_has_its_line():
     first = (
         [f"figure {i}" for i in range(2, 28)]
         + [f"table {i}" for i in (1, 2, 3)]
-        + ["section 6.2", "chat model"]
+        + ["section 6.2", "chat model", "word prompts", "sentence prompts"]
     )
     first += [
         f"appendix E, {name}"
         for name in ("sum", "toy example", "order", "parts of a head", "neurons", "coefficients")
     ]
     second = ["twelve heads", *(f"EMNLP table {i}" for i in range(3, 9))]
-    assert len(first) == 37 and len(second) == 7
+    assert len(first) == 39 and len(second) == 7
     assert sorted(every) == sorted(
         [*first, *second, "authors' notebooks, gpt2-large", "authors' notebooks, llama-7b"]
     )
