@@ -29,15 +29,17 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
         "table 1": "in_part does_not_agree",
         "table 2": "agrees not_testable",
     }
-    judged = [(item, verdict.replace("_", " "), model) for item, both in verdicts.items()
+    judged = [(item, verdict.replace("_", " "), model, "by position" if model == "a" else "")
+              for item, both in verdicts.items()
               for model, verdict in zip("ab", both.split(), strict=True)]  # fmt: skip
-    results = pd.DataFrame(judged, columns=["claim", "verdict", "model"])
+    results = pd.DataFrame(judged, columns=["claim", "verdict", "model", "mark"])
     monkeypatch.setattr(
         first.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
     )
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
-    assert "2 of 4 results" in text and "they could be tested; 1 of these in all 2." in text
-    assert "1 agree in some" in text and "1 agree fully in no model" in text
+    assert "4 of 7 tests agree, 2 in part, 1 do not: 4 results" in text
+    assert "3 of the 4 are of models that do not" in text and "nearest label (3)" in text
+    assert "1 results agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
 
 

@@ -5,6 +5,7 @@ import math
 
 import pandas as pd
 import pytest
+import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
 from twotowers import book, claims, evidence, pages
@@ -55,7 +56,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     chapter.left_out["x<y"] = "it cannot"
     found = {"smollm2-135m": (0.96, "24 of 25 <heads>"), "opposite": (0.0, "0 of 25 heads")}
     chapter.beside_paper("figure 6", "4.1", found)
-    assert "SmolLM2-135M: <b>agrees</b>, 24 of 25 &lt;heads&gt;</li>" in shown[0]
+    assert "SmolLM2-135M: <b>agrees</b> (by position), 24 of 25 &lt;heads&gt;</li>" in shown[0]
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
     chapter.close()
     rows = evidence.read(folder, claims.paper_results())
@@ -68,6 +69,27 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     assert evidence.read(folder).empty
     refused("no rule for 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
     refused("no rule for 'chat model'", chapter.beside_paper, "chat model", "4.1", {})
+
+
+@pytest.mark.parametrize(
+    "right, share, mark",
+    [
+        ([1, 1, 1, 0], 0.75, ""),
+        ([1, 1, 0, 0], 0.5, claims.BY_POSITION),
+        ([1, 0, 1, 0], 0.5, claims.BY_WORD),  # foo
+        ([0, 1, 0, 1], 0.5, claims.BY_WORD),  # bar
+    ],
+)
+def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
+    nats = ("change", "prompt"), [[2.0 * x - 1] * 3 for x in right] + [[1.0] * 3]
+    changes = xr.Dataset(
+        {"logit_difference": nats}, {"change": [*evidence.BALANCED, "query of the other class"]}
+    )
+    assert evidence.task(changes)[::2] == (share, mark)
+    result = claims.paper_results()["figure 6"]
+    row = evidence.verdict_row(result, "m", AGREES, "5 of 5 heads", mark=mark)
+    shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
+    assert shown in pages.sentence(result, [row], "", "")
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, None])

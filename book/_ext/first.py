@@ -134,29 +134,32 @@ def sentences(rows: pd.DataFrame) -> list[str]:
 
 
 def findings(build: Path) -> str:
-    """What of the paper agrees in every model, in some, in none, and what is new, counted from the
-    verdicts of the chapters."""
+    """How many results of the paper agree, in how many of these the task is done, what agrees in no
+    model, and what is new, counted from the verdicts of the chapters."""
     rows, judged = (
         evidence.read(build / "evidence", of) for of in (claims.claims(), claims.paper_results())
     )
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
-    judged = judged[~judged["claim"].isin(claims.OF_NO_MODEL)]
+    judged = judged[~judged["claim"].isin(claims.UNCOUNTED)]
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
     of_items = asked.groupby("claim", sort=False)["verdict"].agg(set)
     never = sum(claims.AGREES not in verdicts for verdicts in of_items)
-    always = sum(verdicts == {claims.AGREES} for verdicts in of_items)
-    n_models, agrees = judged["model"].nunique(), judged[judged["verdict"] == claims.AGREES]
-    whole = int((agrees.groupby("claim")["model"].nunique() == n_models).sum())
+    verdicts, agrees = asked["verdict"].value_counts(), asked[asked["verdict"] == claims.AGREES]
+    in_part, disagree = (verdicts.get(name, 0) for name in (claims.IN_PART, claims.DISAGREES))
+    nearest, word = ((agrees["mark"] == m).sum() for m in (claims.BY_POSITION, claims.BY_WORD))
     product = rows[rows["claim"] == "product"]["verdict"]
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model in "
-        f"which they could be tested; {whole} of these in all {n_models}.{in_all}",
-        "some": f"<b>{len(of_items) - always - never}</b> agree in some models.{in_some}",
-        "none": f"<b>{never}</b> agree fully "
-        '<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.',
+        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree, {in_part} in part, {disagree} "
+        f"do not: {len(of_items)} results of the paper, each in up to {judged['model'].nunique()} "
+        f"models.{in_all}",
+        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that do not do the "
+        f"task on the paper's prompts: they say the nearest label ({nearest}) or one word ({word}) "
+        '(<a href="01-locate.html#paper-word-prompts">chapter&nbsp;1</a>).',
+        "none": f"<b>{never}</b> results agree fully "
+        f'<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_some}',
         "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
         f"{len(product)} models:{new}",
         "not": "<b>Not tested</b>: the paper's own models "

@@ -208,7 +208,13 @@ class Chapter(Measurements):
         text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
-    def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
+    def beside_paper(
+        self,
+        item: str,
+        figure: str,
+        found: Mapping[str, tuple[float, str]],
+        suite: str | None = None,
+    ) -> None:
         """Judge whether an exhibit of the paper comes out in each model: shows it, keeps the rows.
 
         Args:
@@ -216,13 +222,22 @@ class Chapter(Measurements):
             figure: the book's own that stands beside it, such as "4.1"; "" for none.
             found: model -> (the statistic, in words what it rests on). Models left out elsewhere
                 are not testable here.
+            suite: of its prompts, if it is not the settings'.
         """
         result = claims.paper_results().get(item)
         if result is None or result.not_run:
             raise TwoTowersError(f"no rule for '{item}' in data/figures.csv: add one with its date")
         left_out = {model: (math.nan, why) for model, why in self.left_out.items()}
+        no_model = item in claims.OF_NO_MODEL
+        changes = {} if no_model else self.measured("paper_changes", suite)
+        marks = {m: evidence.task(of)[2] for m, of in changes.items()}
         rows = [
-            verdict_row(result, m, result.judge(value), words, effect=value, figure=figure)
+            verdict_row(
+                *(result, m, result.judge(value), words),
+                effect=value,
+                figure=figure,
+                mark=marks.get(m, ""),
+            )
             for m, (value, words) in (left_out | dict(found)).items()
         ]
         rule = f"{result.measure}. From {result.agrees:g} on it agrees, "

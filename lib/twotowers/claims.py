@@ -35,7 +35,12 @@ VERDICTS = {
 }
 AGREES, IN_PART, DISAGREES = "agrees", "in part", "does not agree"
 OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
-"""Results of the paper (a timing, an identity, arithmetic) that are about no model: not counted"""
+"""Results of the paper (a timing, an identity, arithmetic) that are about no model"""
+TASK = ("word prompts", "sentence prompts")
+"""Rows on whether a model does the task, which mark its other rows"""
+UNCOUNTED = OF_NO_MODEL + TASK
+BY_WORD, BY_POSITION = "by label word", "by position"
+"""Marks of a model that does not do the task: it says one word, or the nearest label"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 

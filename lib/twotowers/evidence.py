@@ -30,15 +30,20 @@ import xarray as xr
 
 from twotowers.claims import (
     ABSENT,
+    BY_POSITION,
+    BY_WORD,
+    DISAGREES,
     FAILS,
     HOLDS,
     NOT_SPECIFIC,
     NOT_TESTABLE,
     SMALL,
+    TASK,
     UNDECIDED,
     Claim,
     Statement,
     claims,
+    paper_results,
 )
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
@@ -47,6 +52,8 @@ from twotowers.tables import read_csv
 
 LEAST, MOST = 20, 0.05
 SHARE_OF_CHOICE = 0.05
+BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
+"""Changes of the paper's prompts that are both orders with both assignments of the labels"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class EvidenceRow:
     `claim`: its id; `words`: what the verdict rests on, or why there is none; `effect`: for a
     result of the paper the number that is judged; `p`: two-sided, that the effect is the null;
     `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `figure`:
-    of this book, next to the paper's. NaN: there is no such number.
+    of this book, next to the paper's; `mark`: of a model that does not do the task of a result's
+    prompts. NaN: there is no such number.
     """
 
     claim: str
@@ -96,6 +104,7 @@ class EvidenceRow:
     smallest: float = np.nan
     unit: str = ""
     figure: str = ""
+    mark: str = ""
 
 
 def verdict_row(
@@ -103,6 +112,26 @@ def verdict_row(
 ) -> EvidenceRow:
     """Return the row of a statement and model; `numbers` are further fields."""
     return EvidenceRow(about.id, model, verdict, words, about.statement, about.chapter, **numbers)
+
+
+def task(changes: xr.Dataset) -> tuple[float, str, str]:
+    """Judge whether a model does the task of the paper's prompts, over both orders and labellings.
+
+    Args:
+        changes: Measurement `paper_changes` of the model.
+
+    Returns:
+        Share of the prompts in which the true label is likelier than the other, the same in words,
+        and the mark of a model that does not do the task ("" for one that does).
+    """
+    right = changes.logit_difference.sel(change=BALANCED) > 0
+    share = float(right.mean())
+    nearest = float((right ^ right.change.str.startswith("true first")).mean())
+    foo = float((right ^ right.change.str.contains("exchanged")).mean())
+    word, most = max(("foo", foo), ("bar", 1 - foo), key=lambda of: of[1])
+    words = f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {most:.0%}"
+    done = paper_results()[TASK[0]].judge(share) != DISAGREES
+    return share, words, "" if done else BY_WORD if most > nearest else BY_POSITION
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
@@ -310,7 +339,8 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     rows = rows[rows["claim"].isin(order)].sort_values(
         "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
     )
-    return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
+    p_holm = rows.groupby("model")["p"].transform(holm)
+    return rows.assign(p_holm=p_holm, mark=rows["mark"].fillna(""))
 
 
 def holm(p: pd.Series) -> pd.Series:

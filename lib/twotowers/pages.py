@@ -43,6 +43,7 @@ def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, detail
     """
     items = "".join(
         f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
+        f"{f' ({row.mark})' if row.mark else ''}"
         f"{': ' if row.verdict == NOT_TESTABLE else ', '}{escape(row.words)}</li>"
         for row in rows
     )
@@ -125,7 +126,7 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
         not_run = isinstance(about, PaperResult)
         return f'<span title="{escape(about.not_run)}">not run</span>' if not_run else ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    title, below = words, ""
+    title, below = words, f"<br><small>{row.mark}</small>" if row.mark else ""
     if numbers:
         title, below = "", f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>"
     name = verdict.replace(" ", "-")

@@ -33,7 +33,7 @@ from pydantic import (
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
 
-NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "word", "class"), str)
+NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "mark", "word", "class"), str)
 """Columns that are text, whatever is in them"""
 MODEL_NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
 """Name of a model at the beginning of a text"""
