@@ -38,8 +38,8 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     )
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
     assert "4 of 7 tests agree, 2 in part, 1 do not: 4 results" in text
-    assert "3 of the 4 are of models that do not" in text and "nearest label (3)" in text
-    assert "1 results agree fully in no model" in text
+    assert "3 of the 4 are of models that fail" in text and "nearest label (3)" in text
+    assert "1 agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
 
 

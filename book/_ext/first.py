@@ -153,12 +153,13 @@ def findings(build: Path) -> str:
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
         "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree, {in_part} in part, {disagree} "
-        f"do not: {len(of_items)} results of the paper, each in up to {judged['model'].nunique()} "
+        f"do not: {len(of_items)} results of the paper in up to {judged['model'].nunique()} "
         f"models.{in_all}",
-        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that do not do the "
-        f"task on the paper's prompts: they say the nearest label ({nearest}) or one word ({word}) "
+        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
+        f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
+        f"({word}) "
         '(<a href="01-locate.html#paper-word-prompts">chapter&nbsp;1</a>).',
-        "none": f"<b>{never}</b> results agree fully "
+        "none": f"<b>{never}</b> agree fully "
         f'<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_some}',
         "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
         f"{len(product)} models:{new}",

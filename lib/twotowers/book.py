@@ -241,8 +241,11 @@ class Chapter(Measurements):
             for m, (value, words) in (left_out | dict(found)).items()
         ]
         rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
-        rule += f"from {result.part:g} on in part."
-        self._show(result, rows, f"Rule of {result.rule}", rule)
+        rule += (
+            f"from {result.part:g} on in part. Results known when it was written: {result.seen}."
+        )
+        seen = ", written with results seen" if result.seen != "none" else ""
+        self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
         """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`).
