@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tiny_blocks
 import torch
-from conftest import refused, shared_tiny
 from reference import Reference
 from towerlab.measure.conditions import CONDITIONS, conditions
 from towerlab.prompts.prompt import encode_all
@@ -66,10 +65,3 @@ def test_what_the_conditions_make_of_a_prompt():
     )
     orders = {name: change(prompt).order for name, change in CONDITIONS.items()}
     assert orders == EXPECTED
-    refused(
-        "demonstration",
-        conditions,
-        shared_tiny("gpt2"),
-        encode([CONDITIONS["one true fewer"](prompt)]),
-        encode,
-    )

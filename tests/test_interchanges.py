@@ -1,8 +1,7 @@
 """Pairs made of blocks, and what is refused. The numbers are in test_independent."""
 
 import tiny_blocks
-from conftest import refused, tiny
-from towerlab.measure.interchanges import Pair, interchanges, pairs_of
+from towerlab.measure.interchanges import pairs_of
 from towerlab.prompts.blocks import texts_of_one_length
 
 
@@ -49,9 +48,3 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
         )
         == {}
     )
-    refused("not whole", pairs_of, tiny_blocks.blocks(2)[:-1], tiny_blocks.tokenizer())
-
-
-def test_heads_outside_the_model_are_refused():
-    model, (e, *_) = tiny("gpt2"), tiny_blocks.blocks(1)
-    refused("head 9-0", interchanges, model, [Pair("keys", e, e)], {"one": [(9, 0)]})

@@ -1,10 +1,7 @@
 """Variants of prompts, each against what it must keep and what it must change."""
 
 from collections import Counter
-from dataclasses import replace
 
-import pytest
-from conftest import refused
 from towerlab.prompts import variants
 from towerlab.prompts.blocks import about, draw_blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
@@ -17,7 +14,6 @@ PROMPT = Prompt(
                 ("six", "foo", "number"))),
     "one", "foo", ("foo", "bar"), "number", "sentiment/number", block=7,
 )  # fmt: skip
-ONE_EACH = replace(PROMPT, demonstrations=PROMPT.demonstrations[:2])
 
 
 def texts(prompt):
@@ -55,18 +51,3 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
         assert labels[prompt.cls] == prompt.true_label and prompt.query not in texts(prompt)
     few = variants.factorial(prompts, ["FFTT", "TTFF"])
     assert set(about(few)["order"][1]) == {"FFTT", "TTFF"} and len(few) == 48
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: variants.one_fewer(ONE_EACH), "k of at least 2"),
-        (lambda: variants.in_order(PROMPT, "TTT"), "does not fit"),
-        (
-            lambda: variants.factorial(draw_blocks(1, Form(2, "space"), seed=0), ["FFTT"]),
-            "draw more blocks",
-        ),
-    ],
-)
-def test_what_cannot_be_made_is_refused(make, says):
-    refused(says, make)

@@ -187,16 +187,13 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
 
     Returns:
         Answers over (edges, cut, prompt).
-
-    Raises:
-        TwoTowersError: for a position that may not attend to itself.
     """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         each = []
         for maker in EDGES.values():
             each.append(answer(model, batch))
-            everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
+            everywhere = knockout(model, closed_edges(batch, maker))
             with (
                 block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut,
                 edited(model, everywhere),

@@ -115,9 +115,6 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
             (true labels without the last true demonstration) and `attention_removed` (everything of
             the last true demonstration): left / (1 - removed) is what the softmax alone would give
             to the true labels once that demonstration is removed.
-
-    Raises:
-        TwoTowersError: where a kind would lose its only demonstration.
     """
 
     def read(capture: Capture) -> dict[str, Tensor]:

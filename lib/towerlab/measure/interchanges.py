@@ -59,7 +59,7 @@ def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     that no query fits have none.
 
     Raises:
-        TwoTowersError: when no pair is left, or a prompt's block is not whole.
+        TwoTowersError: when no pair is left.
     """
     pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):

@@ -105,9 +105,6 @@ def one_by_one(
         `logit_difference_all_swapped` (swapped_position, prompt): with the attention of all heads
             swapped at once, at the positions of POSITIONS. Each has the weights of the plain run,
             swapped; values are those of the run. `logit_difference` (prompt,) is plain.
-
-    Raises:
-        TwoTowersError: for blocks that are not whole.
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))

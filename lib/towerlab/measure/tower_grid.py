@@ -184,7 +184,7 @@ def tower_grid(
         Answers over (head_set, query_coefficient, key_coefficient, prompt).
 
     Raises:
-        TwoTowersError: for a class pair without a direction, and heads outside the model.
+        TwoTowersError: for a class pair without a direction.
     """
     for _, of in moved.values():
         if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):

@@ -21,15 +21,15 @@ Batches hold prompts of one token length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 
 from towerlab.model.attention import (
@@ -84,24 +84,15 @@ class Edit(NamedTuple):
         return sorted({head for at, head in self.heads if at == layer})
 
     def apply(self, layer: int, state: LayerState) -> None:
-        """Write what the heads of a layer feed to W_O into `state.z`. Raises TwoTowersError for
-        another number of prompts."""
+        """Write what the heads of a layer feed to W_O into `state.z`."""
         heads = self.heads_of(layer)
         if not heads:
             return
-        if self.at is None:
-            state = state.last()
-            state.z[:, heads] = self.output(layer, heads, state).to(state.z)
-            return
-        if len(self.at) != len(state.z):  # a single row would be taken for all of them
-            raise TwoTowersError(
-                f"a batch of {len(state.z)} under an edit of {len(self.at)} prompts: run them "
-                "together"
-            )
-        at = self.at[:, None, :, None].to(state.z.device)
-        state.z[:, heads] = torch.where(
-            at, self.output(layer, heads, state).to(state.z), state.z[:, heads]
-        )
+        state = state.last() if self.at is None else state
+        z = self.output(layer, heads, state).to(state.z)
+        if self.at is not None:
+            z = torch.where(self.at[:, None, :, None].to(z.device), z, state.z[:, heads])
+        state.z[:, heads] = z
 
 
 UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
@@ -219,7 +210,7 @@ def exchange(
 def steer(
     heads: Heads,
     query: Mapping[int, Float[Tensor, "batch head d_head"]],
-    keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]] | None,
+    keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]],
     at: Int[Tensor, "batch label"],
 ) -> Edit:
     """Steering vectors added to the query of the last position, and to the keys at label positions.
@@ -229,7 +220,7 @@ def steer(
     Args:
         query: layer -> what is added, after rotation, in units of scaled queries (its product with
             a key is in nats).
-        keys: layer -> what is added, after rotation; None adds nothing.
+        keys: layer -> what is added, after rotation.
         at: the label positions.
     """
 
@@ -237,11 +228,9 @@ def steer(
         own = state.attention.of(in_layer)
         added = query[layer][:, in_layer, None] / own.scaling
         own = own._replace(query=own.query + added.to(own.query))
-        if keys is not None:
-            group = state.z.shape[1] // keys[layer].shape[1]
-            added = keys[layer][:, [head // group for head in in_layer]]
-            own = own._replace(key=own.key.scatter_add(2, _index(own.key, at), added.to(own.key)))
-        return own.z()
+        group = state.z.shape[1] // keys[layer].shape[1]
+        added = keys[layer][:, [head // group for head in in_layer]].to(own.key)
+        return own._replace(key=own.key.scatter_add(2, _index(own.key, at), added)).z()
 
     return Edit(heads, output)
 
@@ -251,25 +240,12 @@ def _index(x: Tensor, at: Tensor) -> Tensor:
     return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
 
 
-def knockout(
-    model: Model, layers: Iterable[int], closed: Bool[Tensor, "batch query position"]
-) -> Edit:
-    """No attention from q to p where `closed[b, q, p]`, in all heads of some layers.
+def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit:
+    """Block attention from q to p where `closed[b, q, p]`, in all heads.
 
     The scores are masked before the softmax, so the weight is exactly zero and the others share it
     in proportion.
-
-    Raises:
-        TwoTowersError: for a position that may not attend to itself, a layer outside the model.
     """
-    if closed.diagonal(dim1=1, dim2=2).any():
-        raise TwoTowersError(
-            "a position cannot be kept from attending to itself: take it out of the edge"
-        )
-    if outside := [layer for layer in layers if not 0 <= layer < model.n_layers]:
-        raise TwoTowersError(
-            f"layer {outside[0]} is not in {model.name}: layers go to {model.n_layers - 1}"
-        )
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.of(in_layer)
@@ -277,6 +253,4 @@ def knockout(
             mask=attention.mask & ~closed[:, None].to(attention.mask.device)
         ).z()
 
-    return Edit(
-        [(layer, head) for layer in layers for head in range(model.n_heads)], output, closed.any(-1)
-    )
+    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), output, closed.any(-1))

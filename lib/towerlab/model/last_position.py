@@ -24,14 +24,12 @@ beside each row's own, makes z, and lets every edit write over that of its row (
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from twotowers.errors import TwoTowersError
-from twotowers.heads import check_inside
 
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
@@ -40,7 +38,9 @@ from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Encoded
 
+MAX_ROWS = 1024  # prompts times edits at a time, which bounds the memory
 LOGIT_ROWS = 128  # rows of logits at a time
+Around = Callable[[int, Float[Tensor, "batch edit d_model"]], AbstractContextManager]
 
 
 class LastPosition:
@@ -83,22 +83,16 @@ class LastPosition:
         return top[0], log_prob[0]
 
     @torch.inference_mode()
-    def answers(self, edits: Sequence[Edit], max_rows: int = 1024) -> TopAndLogProbs:
-        """As `edits.answers`, of edits of the last position.
-
-        Args:
-            max_rows: of prompts times edits at a time, which bounds the memory.
+    def answers(self, edits: Sequence[Edit]) -> TopAndLogProbs:
+        """Return the same as `edits.answers`, of edits of the last position.
 
         Returns:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the
             other (edit, prompt, label).
-
-        Raises:
-            TwoTowersError: for edits of other positions, and of heads outside the model.
         """
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
-        for chunk, final in self.finals(edits, max_rows):
+        for chunk, final in self.finals(edits):
             top[chunk], log_prob[chunk] = self.answers_of(final)
         return top, log_prob
 
@@ -118,42 +112,34 @@ class LastPosition:
         return top, log_prob
 
     def finals(
-        self, edits: Sequence[Edit], max_rows: int = 1024
+        self, edits: Sequence[Edit]
     ) -> Iterator[tuple[list[int], Float[Tensor, "edit batch d_model"]]]:
-        """(indices of some edits, the final residual streams under them), until all are done: see
-        `answers`."""
-        if any(edit.at is not None for edit in edits):
-            raise TwoTowersError(
-                "an edit of other positions than the last: give it to edits.answers"
-            )
-        for edit in edits:
-            check_inside(edit.heads, self.model.n_layers, self.model.n_heads, self.model.name)
-        yield from self.in_chunks(
-            [edit.first_layer for edit in edits],
-            lambda chunk: self._final([edits[i] for i in chunk]),
-            max_rows,
-        )
-
-    def in_chunks(
-        self, begins: Sequence[int], run: Callable[[list[int]], Tensor], max_rows: int
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """(chunk, run(chunk)) of what begins at these layers, lowest first, `max_rows` rows at a
-        time."""
-        order = sorted(range(len(begins)), key=begins.__getitem__)
-        size = max(1, max_rows // len(self.batch))
+        """Yield indices of some edits and the final residual streams under them, until all are
+        done."""
+        order = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
+        size = max(1, MAX_ROWS // len(self.batch))
         for start in range(0, len(order), size):
             chunk = order[start : start + size]
-            yield chunk, run(chunk)
+            yield chunk, self.final([edits[i] for i in chunk])
 
-    def _final(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch d_model"]:
-        """The final residual stream under edits sorted by first layer: those that have begun are
-        always the first rows."""
+    def final(
+        self, edits: Sequence[Edit], around: Around = lambda *_: nullcontext()
+    ) -> Float[Tensor, "edit batch d_model"]:
+        """Return the final residual stream under some edits.
+
+        Args:
+            edits: Edits of the last position, sorted by their first layer, so that those that have
+                begun are always the first rows.
+            around: Function of a layer and the rows that it is given. It returns a context in which
+                the layer runs.
+        """
         rows = self.plain[edits[0].first_layer].x[:, :0]  # none yet
         for layer in range(edits[0].first_layer, self.model.n_layers):
             x = self.plain[layer].x
             begin = sum(edit.first_layer == layer for edit in edits)
             rows = torch.cat([rows.to(x.device), x.expand(-1, begin, -1)], 1)
-            rows = self.block(layer, rows, edits[: rows.shape[1]])
+            with around(layer, rows):
+                rows = self.block(layer, rows, edits[: rows.shape[1]])
         return rows.transpose(0, 1)
 
     def block(

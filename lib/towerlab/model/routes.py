@@ -47,71 +47,51 @@ class Route(NamedTuple):
     mlps: bool
 
 
-def attention_block_output(
-    model: Model, layer: int, z: Float[Tensor, "batch head row d_head"]
-) -> Float[Tensor, "batch row d_model"]:
-    """What an attention block adds to the residual stream when its heads feed z to W_O."""
-    output = model.part(layer, "attention_out")(z.transpose(1, 2).flatten(-2))
-    norm = model.norm_after(layer, "attention")
-    return output if norm is None else norm(output)
-
-
 def message(last: LastPosition, edit: Edit, layer: int) -> Float[Tensor, "batch 1 d_model"]:
-    """What an edit of one layer changes in its attention block's output, all else as in the plain
-    run."""
-    plain = last.plain[layer]
+    """Return what an edit of one layer changes in its attention block's output, all else as in the
+    plain run."""
+    plain, model = last.plain[layer], last.model
     changed = plain._replace(z=plain.z.clone())
     edit.apply(layer, changed)
-    return attention_block_output(last.model, layer, changed.z) - attention_block_output(
-        last.model, layer, plain.z
-    )
+    outputs = [
+        model.part(layer, "attention_out")(state.z.transpose(1, 2).flatten(-2))
+        for state in (changed, plain)
+    ]
+    if (norm := model.norm_after(layer, "attention")) is not None:
+        outputs = [norm(output) for output in outputs]
+    return outputs[0] - outputs[1]
 
 
 @torch.inference_mode()
 def routed(
-    last: LastPosition, versions: Sequence[tuple[Edit, Route]], max_rows: int = 1024
-) -> Float[Tensor, "version batch d_model"]:
-    """What the final norm is given at the last position in each version.
-
-    Args:
-        versions: edits of the last position, each with the readers that are given its message.
-        max_rows: of prompts times versions at a time, which bounds the memory.
-    """
-    out: Tensor = last.plain[0].x.new_empty(len(versions), len(last.batch), last.model.d_model)
-    begins = [edit.first_layer for edit, _ in versions]
-    for chunk, final in last.in_chunks(
-        begins, lambda chunk: _route(last, [versions[i] for i in chunk]), max_rows
-    ):
-        out[chunk] = final.to(out)
-    return out
-
-
-def _route(
     last: LastPosition, versions: Sequence[tuple[Edit, Route]]
 ) -> Float[Tensor, "version batch d_model"]:
-    """Of versions sorted by their first layer."""
-    edits = [edit for edit, _ in versions]
-    closed = ~torch.tensor([route for _, route in versions])
-    bottom = edits[0].first_layer
-    rows = messages = last.plain[bottom].x[:, :0]
-    for layer in range(bottom, last.model.n_layers):
-        x = last.plain[layer].x
-        begin = sum(edit.first_layer == layer for edit in edits)
-        rows = torch.cat([rows.to(x.device), x.expand(-1, begin, -1)], 1)
-        # of the layers below
-        messages = torch.cat([messages.to(x.device), torch.zeros_like(x).expand(-1, begin, -1)], 1)
-        begun = edits[: rows.shape[1]]
-        here = torch.cat(
-            [
-                message(last, edit, layer) if edit.heads_of(layer) else torch.zeros_like(x)
-                for edit in begun
-            ],
-            1,
-        )
-        with _hiding(last.model, layer, rows, messages, here, closed[: len(begun)].to(x.device)):
-            rows = last.block(layer, rows, begun)
-        messages = messages + here.to(messages)
-    return (rows - messages * closed[:, :1].to(rows)).transpose(0, 1)
+    """Return what the final norm is given at the last position in each version.
+
+    Args:
+        last: Prompts, run once.
+        versions: Edits of the last position, each with the readers that are given its message.
+    """
+    order = sorted(range(len(versions)), key=lambda i: versions[i][0].first_layer)
+    edits, routes = zip(*(versions[i] for i in order), strict=True)
+    x = last.plain[0].x
+    closed = ~torch.tensor(routes, device=x.device)
+    messages = torch.zeros_like(x).repeat(1, len(edits), 1)  # of the layers below
+
+    @contextmanager
+    def around(layer: int, rows: Tensor) -> Iterator[None]:
+        n = rows.shape[1]
+        none = torch.zeros_like(rows[:, :1])
+        here = [message(last, e, layer) if e.heads_of(layer) else none for e in edits[:n]]
+        sent = torch.cat(here, 1)
+        below = messages[:, :n].to(rows)
+        with _hiding(last.model, layer, rows, below, sent, closed[:n].to(rows.device)):
+            yield
+        messages[:, :n] += sent.to(messages)
+
+    final = last.final(edits, around).transpose(0, 1)
+    final = final - (messages * closed[:, :1].to(messages)).to(final)
+    return final.transpose(0, 1)[torch.tensor(order).argsort()]
 
 
 @contextmanager

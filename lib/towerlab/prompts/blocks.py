@@ -196,17 +196,7 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
 
 
 def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Name of DONORS -> of every prompt, which prompt of its block is the donor.
-
-    Raises:
-        TwoTowersError: for a block that is not whole, as it was drawn.
-    """
-    for first in range(0, len(encoded), 4):
-        four = [(e.prompt.dataset, e.prompt.block) for e in encoded[first : first + 4]]
-        if len(four) < 4 or len(set(four)) > 1:
-            raise TwoTowersError(
-                f"block {four[0][1]} is not whole: give all four prompts of every block"
-            )
+    """Return for each name of DONORS the donor of every prompt of whole blocks, as a number."""
     return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
 
 

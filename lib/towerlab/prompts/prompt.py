@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from twotowers.errors import TwoTowersError
-from twotowers.settings import SEPARATORS, check_labels
+from twotowers.settings import check_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,9 +46,8 @@ class Prompt:
 
     `labels` are all label words in play, `true_label` the query's, `cls` the query's class,
     `dataset` where it came from, `separator` what stands between demonstrations (SEPARATORS),
-    `block` the block it belongs to (`prompts.blocks`). Raises TwoTowersError on equal labels, a
-    label outside `labels`, and texts that are empty or have spaces at their edges (these would
-    change the tokens).
+    `block` the block it belongs to (`prompts.blocks`). Raises TwoTowersError on equal labels,
+    and on texts that are empty or have spaces at their edges (these would change the tokens).
     """
 
     demonstrations: Sequence[Demonstration]
@@ -64,20 +63,11 @@ class Prompt:
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
         check_labels(self.labels)
-        if self.separator not in SEPARATORS.values():
-            raise TwoTowersError(
-                f"separator={self.separator!r}: give one of {list(SEPARATORS.values())}"
-            )
         for text in (self.query, *(d.text for d in self.demonstrations)):
             if not text or text != text.strip():
                 raise TwoTowersError(
                     f"the text {text!r} is empty or has spaces at its edges: strip it or leave it "
                     "out"
-                )
-        for label in (self.true_label, *(d.label for d in self.demonstrations)):
-            if label not in self.labels:
-                raise TwoTowersError(
-                    f"unknown label '{label}' in a prompt: give one of {', '.join(self.labels)}"
                 )
 
     @property

@@ -18,37 +18,23 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
-from twotowers.errors import TwoTowersError
 
 from towerlab.prompts.prompt import Prompt
 
 
 def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
-    """The prompt without its last true demonstration (v1 section 5.1), or with `kind` False without
-    its last false one.
+    """Return the prompt without its last true demonstration (v1 section 5.1).
 
-    Raises TwoTowersError when none of the kind would be left.
+    Args:
+        prompt: A prompt with two or more demonstrations of the kind.
+        kind: Whether a true or a false demonstration goes.
     """
-    places = [i for i, true in enumerate(prompt.is_true) if true == kind]
-    if len(places) < 2:
-        name = "true" if kind else "false"
-        raise TwoTowersError(
-            f"cannot remove one of {len(places)} {name} demonstrations: draw with k of at least 2"
-        )
-    return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[-1]])
+    last = max(i for i, true in enumerate(prompt.is_true) if true == kind)
+    return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != last])
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
-    """The demonstrations in the order of a pattern such as "FFTT"; each kind keeps its own order.
-
-    Raises TwoTowersError for a pattern that does not fit the prompt's true and false
-    demonstrations.
-    """
-    if sorted(pattern) != sorted(prompt.order):
-        raise TwoTowersError(
-            f"the order '{pattern}' does not fit a prompt of order '{prompt.order}': use the same "
-            "letters"
-        )
+    """Return the prompt in the order of a pattern such as "FFTT"; each kind keeps its own order."""
     places = {
         letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter])
         for letter in "TF"
@@ -92,10 +78,8 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     coordinates order, labels and true_label.
 
     Args:
-        orders: patterns such as "FFTT".
-
-    Raises:
-        TwoTowersError: when no text of the other class is left.
+        blocks: Whole blocks, two or more of each class pair.
+        orders: Patterns such as "FFTT".
     """
     rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
@@ -103,10 +87,6 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
         free = [
             text for text in texts[other] if text not in {d.text for d in prompt.demonstrations}
         ]
-        if not free:
-            raise TwoTowersError(
-                f"no text of the class '{other}' is left for a query: draw more blocks"
-            )
         queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
         for pattern, (query, cls) in product(orders, queries):
             variant = with_query(in_order(prompt, pattern), query, cls)
