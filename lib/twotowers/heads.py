@@ -39,7 +39,7 @@ def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
     """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer`
     and `head` beside them."""
     every = [Head(*head) for head in heads]
-    columns = {
+    columns: dict[str, list] = {
         "listed_head": named(every),
         "layer": [head.layer for head in every],
         "head": [head.head for head in every],

@@ -122,9 +122,10 @@ def verdict_table(
 
 def _cell(row: Any, about: Statement, numbers: bool) -> str:
     """Return the verdict of a row, in its colour, and what it rests on."""
+    if row is None and isinstance(about, PaperResult):
+        return f'<span title="{escape(about.not_run)}">not run</span>'
     if row is None:
-        not_run = isinstance(about, PaperResult)
-        return f'<span title="{escape(about.not_run)}">not run</span>' if not_run else ""
+        return ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
     title, below = words, f"<br><small>{row.mark}</small>" if row.mark else ""
     if numbers:

@@ -78,9 +78,9 @@ def increases_along(
     walks = []
     for start in range(0, n_prompts, at_once):
         some = slice(start, start + at_once)
-        parts = [widen(part[:, some]) for part in (resid_pre, z, ffn)]
+        resid, of_heads, of_ffn = (widen(part[:, some]) for part in (resid_pre, z, ffn))
         divide = widen(scale[some]) if norm == "frozen" else None
-        walks.append(_walk(model, *parts, divide, words[some], as_vectors))
+        walks.append(_walk(model, resid, of_heads, of_ffn, divide, words[some], as_vectors))
     log_p = torch.cat(walks)
     before, between, after = log_p[..., :3].unbind(-1)
     return between - before, after - between, log_p[..., 3:] - before[..., None]
