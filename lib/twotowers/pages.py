@@ -104,7 +104,7 @@ def verdict_table(
         if figure:
             place, source = f"fig-{figure.replace('.', '-')}", f"{source}, ours: {figure}"
         says = escape(about.statement)
-        if about.chapter in chapters:
+        if about.chapter in chapters and any(found):  # a result that was not run is in no chapter
             link = f"{chapters[about.chapter]}.html#{place}"
             says = f'<a href="{link}" title="{escape(about.measure)}">{says}</a>'
         if isinstance(about, PaperResult):
