@@ -103,7 +103,9 @@ def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
     table = pages.verdict_table(
         evidence.read(folder, claims.paper_results()), claims.paper_results()
     ).data
-    assert ("{index}`!figure 6`" in table) and (value is None or ">not run<" in table)
+    assert ('<a id="row-figure-6"></a>{index}`!figure 6`' in table) and (
+        value is None or ">not run<" in table
+    )
 
 
 @pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "no model"}])

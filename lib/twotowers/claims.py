@@ -61,8 +61,8 @@ class Statement(Row):
 
     @property
     def anchor(self) -> str:
-        """Name of the sentence in a page, such as "claim-learned" or "paper-figure-6"."""
-        return re.sub(r"\W", "-", f"{'claim' if isinstance(self, Claim) else 'paper'} {self.id}")
+        """Its id as a name in a page, such as "figure-6"."""
+        return re.sub(r"\W", "-", self.id)
 
 
 class Claim(Statement):

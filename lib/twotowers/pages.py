@@ -47,12 +47,13 @@ def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, detail
         f"{': ' if row.verdict == NOT_TESTABLE else ', '}{escape(row.words)}</li>"
         for row in rows
     )
-    kind, title = "claim", ""
+    kind, title, place = "claim", "", f"claim-{about.anchor}"
     if isinstance(about, PaperResult):
         kind, title = "claim paper", f"<b>The paper's {escape(about.id)}.</b> "
+        place = f"paper-{about.anchor}"
     folded = f"<details><summary>{summary}</summary>{escape(details)}</details>" if details else ""
     says = f"<p>{title}{escape(about.statement)}</p>"
-    return f'<div class="{kind}" id="{about.anchor}">{says}<ul>{items}</ul>{folded}</div>'
+    return f'<div class="{kind}" id="{place}">{says}<ul>{items}</ul>{folded}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
@@ -100,7 +101,8 @@ def verdict_table(
     for about in statements.values():
         found = [cells.get((about.id, model)) for model in models]
         figure = next((row.figure for row in found if row and isinstance(row.figure, str)), "")
-        place, source = about.anchor, about.source
+        kind = "paper" if isinstance(about, PaperResult) else "claim"
+        place, source = f"{kind}-{about.anchor}", about.source
         if figure:
             place, source = f"fig-{figure.replace('.', '-')}", f"{source}, ours: {figure}"
         says = escape(about.statement)
