@@ -20,6 +20,8 @@ slab of their values.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -110,7 +112,7 @@ def _walk(
         of_states = norm_scale(states, unembedding) if scale is None else scale
         shrink.append((1 / of_states).expand(states.shape[:2])[..., None])
         own.append((states * target).sum(-1, keepdim=True) * shrink[-1])
-        rows += [ffn[layer], bias[None], *(heads if as_vectors else ())]
+        rows += [ffn[layer], bias[None], heads.flatten(0, 1)[: None if as_vectors else 0]]
     together, sizes = torch.cat(rows), [len(part) for part in rows]
     sums = torch.zeros_like(torch.stack(own)[..., 0])
 
@@ -121,20 +123,24 @@ def _walk(
         before, *products = (together @ slab).split(sizes)
         for layer in layers:
 
-            def take(state: int, values: Tensor, out: Tensor | None = None, layer=layer) -> None:
-                """Add the exponentials of a state's values to its sum."""
-                relative = torch.addcmul(-own[layer][state], values, shrink[layer][state], out=out)
-                sums[layer, state] += relative.exp_().sum(-1)
+            def take(states: Any, values: Tensor, out: Tensor | None = None, layer=layer) -> None:
+                """Add the exponentials of the values of some states to their sums."""
+                of = own[layer][states], shrink[layer][states]
+                sums[layer, states] += torch.addcmul(-of[0], values, of[1], out=out).exp_().sum(-1)
 
-            of_ffn, bias, *of_heads = products[: 2 + as_vectors * model.n_heads]
-            products = products[2 + len(of_heads) :]
-            factors = () if as_vectors else model.output_weight(layer).to(slab) @ slab
+            of_ffn, bias, vectors = products[3 * layer : 3 * layer + 3]
             between = before + bias
-            for head in range(model.n_heads):
-                values = of_heads[head] if as_vectors else z[layer][:, head] @ factors[head]
-                between += values
+            if as_vectors:
+                parts = [vectors.view(model.n_heads, *before.shape)]
+            else:
+                factors = model.output_weight(layer).to(slab) @ slab
+                parts = (z[layer][None, :, h] @ of for h, of in enumerate(factors))
+            at = 3
+            for values in parts:
+                between += values[0] if len(values) == 1 else values.sum(0)
                 values += before
-                take(3 + head, values, out=values)
+                take(slice(at, at + len(values)), values, out=values)
+                at += len(values)
             after = between + of_ffn
             for state, values in enumerate((before, between, after)):
                 take(state, values)
