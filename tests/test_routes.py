@@ -31,9 +31,7 @@ def manual(model, last, heads, sent, route):
         for head in range(model.n_heads):
             group = model.value_head(head)
             scores = torch.cat([attention.key[0, group, :-1], key[group][None]]) @ query[head]
-            own = query_key._through(*model._projection(layer, 2, model.n_key_value_heads), read)[
-                group
-            ]
+            own = query_key._through(*model.projection(layer, 2), read)[group]
             weights = softmax(scores, attention.softcap, attention.mask[0, 0, 0])
             z.append(weights @ torch.cat([attention.value[0, group, :-1], own[None]]))
         new = own_z[0, :, 0].clone()

@@ -65,7 +65,7 @@ def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):
     plain = capture(model, encoded, {"streams"})
     normed = query_key.normed(model, 1, plain.stream_inputs[1])
     query, key = query_key.queries(model, 1, normed[:, -1]), query_key.keys(model, 1, normed)
-    bias = model.key_weight(1)[1]
+    bias = model.projection(1, 1)[1]
     for head in range(model.n_heads):
         group = model.value_head(head)
         constant = torch.zeros(2) if bias is None else query[:, head] @ bias[group]

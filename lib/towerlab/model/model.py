@@ -129,14 +129,10 @@ class Model:
         the pretraining, for positions below it too; only prompts up to it have one set of
         scores."""
         rope = getattr(self.config, "rope_parameters", None) or {}
-        original = (
-            rope.get("original_max_position_embeddings")
-            if rope.get("rope_type") == "longrope"
-            else None
-        )
-        return min(
-            self.config.max_position_embeddings, original or self.config.max_position_embeddings
-        )
+        longest = self.config.max_position_embeddings
+        if rope.get("rope_type") != "longrope":
+            return longest
+        return min(longest, rope.get("original_max_position_embeddings") or longest)
 
     @property
     def device(self) -> torch.device:
@@ -145,11 +141,6 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         return self.unembedding.weight.dtype
-
-    @cached_property
-    def bytes(self) -> int:
-        """What the parameters take in memory."""
-        return sum(p.numel() * p.element_size() for p in self.hf.parameters())
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
@@ -258,40 +249,29 @@ class Model:
         row = self.architecture.parallel
         return bool(getattr(self.config, row)) if isinstance(row, str) else row
 
-    def _projection(self, layer: int, which: int, heads: int) -> tuple[Tensor, Tensor | None]:
+    def projection(
+        self, layer: int, which: int
+    ) -> tuple[Float[Tensor, "head d_head d_model"], Float[Tensor, "head d_head"] | None]:
+        """Return W_Q (0), W_K (1) or W_V (2) of every head, and its bias.
+
+        They come before the scaling, any norm of heads, and rotation: see `query_key`.
+        """
         layout, maps = self.architecture.qkv, self.architecture.qkv_maps
         linear = self.part(layer, "attention").get_submodule(
             maps[which] if layout == "separate" else maps[0]
         )
+        heads = [self.n_heads, self.n_key_value_heads, self.n_key_value_heads]
 
         def own(rows: Tensor) -> Tensor:
             """Rows of the map asked for, head by head."""
             if layout == "fused":
-                sizes = [
-                    n * self.d_head
-                    for n in (self.n_heads, self.n_key_value_heads, self.n_key_value_heads)
-                ]
-                rows = rows.split(sizes)[which]
+                rows = rows.split([n * self.d_head for n in heads])[which]
             elif layout == "by head":
-                rows = rows.unflatten(0, (heads, 3, self.d_head))[:, which].flatten(0, 1)
-            return rows.unflatten(0, (heads, self.d_head))
+                rows = rows.unflatten(0, (heads[which], 3, self.d_head))[:, which].flatten(0, 1)
+            return rows.unflatten(0, (heads[which], self.d_head))
 
         bias = _bias(linear)
         return own(matrix_of(linear).detach()), None if bias is None else own(bias)
-
-    def query_weight(
-        self, layer: int
-    ) -> tuple[Float[Tensor, "head d_head d_model"], Tensor | None]:
-        """W_Q^h and its bias (head, d_head), before the scaling, any head norm and rotation: see
-        `query_key`."""
-        return self._projection(layer, 0, self.n_heads)
-
-    def key_weight(
-        self, layer: int
-    ) -> tuple[Float[Tensor, "kv_head d_head d_model"], Tensor | None]:
-        """W_K of every key head and its bias (kv_head, d_head), before any head norm and rotation:
-        see `query_key`."""
-        return self._projection(layer, 1, self.n_key_value_heads)
 
     def score_scaling(self, layer: int) -> float:
         """By what query-key products are multiplied: `d_head ** -0.5` in most architectures, 1 in

@@ -24,7 +24,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention import products
 from towerlab.model.model import Model, norm_eps, rms
@@ -55,15 +54,15 @@ def queries(
 
     Their product with `keys`, both turned to their positions, is the score before a soft cap.
     """
-    weight, bias = model.query_weight(layer)
-    return _head_norm(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
+    query = _through(*model.projection(layer, 0), normed)
+    return _head_norm(model, layer, 0, query) * model.score_scaling(layer)
 
 
 def keys(
     model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows kv_head d_head"]:
     """Keys before rotation; turned to their positions they are those of the attention."""
-    return _head_norm(model, layer, 1, _through(*model.key_weight(layer), normed))
+    return _head_norm(model, layer, 1, _through(*model.projection(layer, 1), normed))
 
 
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
@@ -83,11 +82,10 @@ def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
 def rotated(
     model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"]
 ) -> Float[Tensor, "*rows d_head"]:
-    """Queries or keys turned to their positions, which broadcast to the rows; v itself in a layer
-    that does not rotate.
+    """Return queries or keys turned to their positions, which broadcast to the rows.
 
-    Raises TwoTowersError beyond the length up to which the angles are the same for all prompts
-    (dynamic angles, LongRoPE).
+    A layer that does not rotate returns v itself. Some models (dynamic angles, LongRoPE) turn by
+    other angles in prompts longer than `Model.context`, which `prompt.encode` refuses.
     """
     if not model.rotates(layer):
         return v
@@ -112,12 +110,6 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
         return cos, sin
     rotary = model.hf.get_submodule(model.architecture.rotary)
     kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
-    rope_type = rotary.rope_type[kind[0]] if kind else rotary.rope_type
-    if rope_type in ("dynamic", "longrope") and int(positions.max()) >= model.context:
-        raise TwoTowersError(
-            f"{model.name} turns by other angles in prompts of more than {model.context} tokens "
-            f"({rope_type}), so their scores cannot be rebuilt: take shorter prompts"
-        )
     like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
     cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
     if model.architecture.rotates_neighbours:  # an angle for two neighbours, not for two halves
@@ -134,7 +126,7 @@ def last_scores(
     """Scores of the last position with every position, soft-capped where the model does so; no
     mask, no softmax.
 
-    `positions` are where queries and keys stand: 0, 1, ... Raises as `rotated`.
+    `positions` are where queries and keys stand: 0, 1, ...
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
@@ -156,12 +148,12 @@ def query_in_input_space(
     `keys` makes of it, but for what a bias adds to every key. A norm of keys (Qwen 3) is frozen at
     `normed`; elsewhere the result does not depend on it.
     """
-    weight, kv_head = model.key_weight(layer)[0], model.value_head(head)
+    weight, kv_head = model.projection(layer, 1)[0], model.value_head(head)
     if name := model.architecture.head_norms[1]:
         norm = model.part(layer, "attention").get_submodule(name)
         gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
         together = len(gain) > 1  # one norm of all heads, or of each by itself
-        key = _through(*model.key_weight(layer), normed)
+        key = _through(*model.projection(layer, 1), normed)
         scale = rms(key.flatten(-2) if together else key[:, kv_head], norm_eps(norm))
         query = query * gain[kv_head if together else 0].to(query) / scale[:, None]
     return query @ weight[kv_head].to(query)
