@@ -32,7 +32,8 @@ def test_logits_of_a_narrow_model_are_those_of_its_last_residual_and_do_not_tie(
     torch.testing.assert_close(run.logits.double(), expected, rtol=0, atol=1e-5)
     assert (run.own_logits.double() - expected).abs().max() > 1e-4
     ties = [sum(len(row) - len(row.unique()) for row in x) for x in (run.own_logits, run.logits)]
-    assert ties[0] > 0 == ties[1]
+    assert ties[1] == 0  # float16 is so fine that ties are a matter of chance
+    assert ties[0] > 0 or dtype == torch.float16
     top, log_prob = label_log_probs(expected, batch)
     last = LastPosition(model, batch)
     final = next(last.finals([UNCHANGED]))[1]
