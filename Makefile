@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_USER = 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT
 # Another program may have set these.
-FROM_OUTSIDE := $(strip $(foreach name,MODEL SET,$(if $(findstring environment,$(origin $(name))),$(name))))
+FROM_OUTSIDE := $(strip $(foreach name,MODEL SET,$(if $(findstring environment,$(origin $(name))),$(if $($(name)),$(name)))))
 
 # A copied or moved checkout would build and test the one that its installation was made for.
 ifeq ($(shell [ -s "$(STAMP)" ] && [ "$$(cat "$(STAMP)")" != "$$(pwd)" ] && echo other),other)

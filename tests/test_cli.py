@@ -151,6 +151,9 @@ def test_a_notebook_names_what_it_reads(path):
         "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"
     )
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
+    for names in re.findall(r"map\(chapter\.measured, \((.*?)\)", code):
+        reads |= set(re.findall(r"\w+", names))
+    reads |= {"paper_changes"} if "chapter.beside_paper(" in code else set()  # for its mark
     reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
     reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
     about = notebook["metadata"].get("twotowers", {})

@@ -25,6 +25,9 @@ sides"""
 SHOWN = 0.02
 """numbers that a figure shows, as a share of themselves: one prompt of some hundred may change
 sides"""
+STORED = 1 / 1024
+"""a value that judges a result of the paper, such as a share of two differences: numbers are stored
+with nine bits, so the last bit of a float can move one by this step"""
 HUNDREDTHS = 0.02
 """the same where a table has them rounded to hundredths"""
 TIES = 0.01
