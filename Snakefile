@@ -92,11 +92,8 @@ for name in about:
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:
-            # Ctrl-C ends papermill by SIGTERM: it can lose SIGINT while it starts a kernel, and would go on.
-            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
-            "{PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q} & "
-            "trap 'kill $! 2> /dev/null; wait $! || true; exit 130' INT TERM; "
-            "if wait $!; "
+            "export TWOTOWERS_EVIDENCE=_build/evidence; trap 'exit 130' INT; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
             "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"
 
 LOG = "_build/log/snakemake.txt"
