@@ -87,6 +87,8 @@ def start(home, *arguments, **environment):
         [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True,
         start_new_session=True, env=os.environ | environment | {"TWOTOWERS_HOME": str(home)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # Tests that run in the background of a shell inherit that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
