@@ -26,7 +26,7 @@ from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Encoded, Prompt
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -47,9 +47,11 @@ def main(name: str) -> int:
     pairs, labels = design.class_pairs[:4], design.label_pairs[:1]
     prompts = design.blocks(20, SELECTION, pairs=pairs, labels=labels)
     encoded, shuffled = design.encode(prompts), design.encode(shuffled_labels(prompts))
-    heads = choose.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
+    heads = head_selection.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
     recognition, learning = task_subspace_scores(model, encoded).values()
-    scores = {of: x.transpose("layer", "head").values for of, x in choose.rankings(heads).items()}
+    scores = {
+        of: x.transpose("layer", "head").values for of, x in head_selection.rankings(heads).items()
+    }
     scores |= {
         "induction": induction_scores(pipeline.model)
         - induction_scores(pipeline.model, repeat=False),
@@ -69,7 +71,7 @@ def first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) 
     rows = []
     for name, values in scores.items():
         ranking = xr.DataArray(values, dims=("layer", "head"))
-        for head in choose.top(ranking, HEADS_PER_RANKING, -np.inf):
+        for head in head_selection.top(ranking, HEADS_PER_RANKING, -np.inf):
             rows.append((model, name, str(head), float(f"{values[head]:.4g}")))
     return pd.DataFrame(rows, columns=["model", "ranking", "head", "score"])
 

@@ -34,11 +34,12 @@ sys.meta_path.insert(0, Absent())
 import twotowers
 for module in pkgutil.iter_modules(twotowers.__path__):
     importlib.import_module(f"twotowers.{module.name}")
-from twotowers import book, choose, files
+from twotowers import book, head_selection, files
 from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
-assert set(heads) == set(files.precomputed_models()) and choose.head_sets(heads["smollm2-135m"])
+assert set(heads) == set(files.precomputed_models())
+assert head_selection.head_sets(heads["smollm2-135m"])
 book.display = lambda _: None
 chapter.explore("heads", "attention")
 try:

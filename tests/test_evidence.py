@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
-from twotowers import choose, claims, evidence
+from twotowers import claims, evidence, head_selection
+from twotowers.book import Model
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import compare, over_sets
 from twotowers.heads import Head
-from twotowers.selection import Model
 
 LINE = {
     "id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0,
@@ -216,7 +216,7 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     def turns(values):
         yield {"by attention": heads}, values
 
-    model = model_of(turns, lambda of: choose.matched_sets(of, 1, n_heads, 1, 1000))
+    model = model_of(turns, lambda of: head_selection.matched_sets(of, 1, n_heads, 1, 1000))
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = compare(claim(control="random sets"), "m", effect, control=control)
     assert (control.sizes["random_set"], row.draws, row.share, row.verdict) == (

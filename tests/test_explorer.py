@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from browser import browser, explorer, explorer_page, needs_browser, refuses, text
-from twotowers import choose, files, intervals
+from twotowers import files, head_selection, intervals
 from twotowers.paths import data_folder
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
@@ -45,7 +45,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         heads, columns = recorded_data("heads", suite), explored[MODEL]["suites"][suite]["columns"]
         for quantity in ("attention difference", "writing", "contribution"):
             assert columns[quantity]["mean"] == pytest.approx(
-                choose.rankings(heads)[quantity].values.ravel(), abs=6e-5
+                head_selection.rankings(heads)[quantity].values.ravel(), abs=6e-5
             )
         increase = recorded_data("increases", suite)["increase"].mean("prompt")
         assert columns["increase"]["mean"] == pytest.approx(increase.values.ravel(), abs=6e-5)
@@ -175,14 +175,14 @@ def test_lines_are_moved_and_the_counts_follow(address, explored):
         assert [*map(int, counts)] == [int(part.sum()) for part in parts]
 
     with browser(address) as page:
-        check(choose.COMPARES, choose.WRITES)
+        check(head_selection.COMPARES, head_selection.WRITES)
         for line in ("vertical line", "horizontal line"):
             page.get_by_label(line).focus()
             for _ in range(30):
                 page.keyboard.press("ArrowUp")
         page.wait_for_timeout(300)
         x, y = (float(re.search(rf"{axis}=([\d.]+)", page.url)[1]) for axis in "xy")
-        assert x > choose.COMPARES and y > choose.WRITES
+        assert x > head_selection.COMPARES and y > head_selection.WRITES
         check(x, y)
 
 

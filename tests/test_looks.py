@@ -16,12 +16,12 @@ from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
 from towerlab.model.label_attention import Places, swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers import choose
+from twotowers import head_selection
 
 
 def looks(model, encoded, senders=8):
     alone = one_by_one(model, encoded)
-    return alone.assign(ways(model, encoded, choose.by_effect(alone, senders)))
+    return alone.assign(ways(model, encoded, head_selection.by_effect(alone, senders)))
 
 
 @cache

@@ -17,7 +17,7 @@ from towerlab.measure.pipeline import EVALUATION, Design, Pipeline
 from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
-from twotowers import choose, files
+from twotowers import files, head_selection
 from twotowers.catalogue import catalogue, faults, row_of, versions
 from twotowers.heads import Head
 from twotowers.settings import Form, Settings
@@ -205,7 +205,7 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
             not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
             for pair, names in zip(locating["pair"].values, labels, strict=True)
         ]
-        heads = choose.head_sets(locating.isel(prompt=choose_them))["located"]
+        heads = head_selection.head_sets(locating.isel(prompt=choose_them))["located"]
         assert [*sets.values()] == [heads]
 
 

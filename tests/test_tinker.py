@@ -16,7 +16,7 @@ from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.heads import Head
 
 pytestmark = needs_browser
@@ -96,7 +96,7 @@ def test_four_steps_are_told_with_the_numbers_of_the_prompt(address, example):
     looks = np.mean(
         [plain.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0
     )
-    adds = choose.pick(of_heads["contribution"], heads).sum().item()
+    adds = head_selection.pick(of_heads["contribution"], heads).sum().item()
     total = (plain.logits[0, e.true_id] - plain.logits[0, e.label_ids["bar"]]).item()
     theirs = sum(head_logit_differences(plain, model)[head].item() for head in heads)
 

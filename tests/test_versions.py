@@ -2,8 +2,9 @@
 Whoever changes that code says whether numbers change: if so, raise `version` in its line; in any
 case:  pytest tests/test_versions.py --pin
 
-The code of a measurement: its module and what that imports of the laboratory and of `choose`, but
-for what only brings weights and texts here or tells how far it is; without comments and docstrings.
+The code of a measurement: its module and what that imports of the laboratory and of
+`head_selection`, except for what only brings weights and texts here or tells how far it is; without
+comments and docstrings.
 """
 
 import ast
@@ -34,7 +35,9 @@ def imports(lib: Path, module: str) -> set[str]:
     for node in ast.walk(ast.parse(path_of(lib, module).read_text("utf8"))):
         if isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    ours = {name for name in names if name.startswith("towerlab.") or name == "twotowers.choose"}
+    ours = {
+        name for name in names if name.startswith("towerlab.") or name == "twotowers.head_selection"
+    }
     return {name for name in ours if path_of(lib, name).is_file()}
 
 

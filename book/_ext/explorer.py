@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
-from twotowers import catalogue, choose, files, intervals
+from twotowers import catalogue, files, head_selection, intervals
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.tables import shown_name
@@ -94,7 +94,7 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
         read(name) for name in ("heads", "increases", "looks", "singles")
     )
     assert heads is not None
-    every = [("attention difference", choose.attention_difference(heads), False)]
+    every = [("attention difference", head_selection.attention_difference(heads), False)]
     every += [(name, heads[name], False) for name in ("writing", "contribution")]
     every += [("increase", increases["increase"], False)] if increases is not None else []
     every += looks_columns(looks) if looks is not None else []
@@ -285,9 +285,9 @@ def script(folder: Path) -> str:
     )
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {
-        "attention difference": choose.COMPARES,
-        "writing": choose.WRITES,
-        "top": choose.TOP,
+        "attention difference": head_selection.COMPARES,
+        "writing": head_selection.WRITES,
+        "top": head_selection.TOP,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return f"window.twotowersHeads = {text};\n"

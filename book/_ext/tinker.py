@@ -16,7 +16,7 @@ import xarray as xr
 from towerlab.measure.pipeline import SELECTION
 from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.paths import data_folder
 from twotowers.settings import Form, label_pairs
 
@@ -48,7 +48,7 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
     if not locating.is_file():
         return [], []
     with xr.open_dataset(locating) as data:
-        sets = choose.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
+        sets = head_selection.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
     return list(map(str, sets["by writing"])), list(map(str, sets["by attention"]))
 
 

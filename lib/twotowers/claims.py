@@ -70,7 +70,8 @@ class Claim(Statement):
 
     `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a
     share of the model's choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of
-    `choose` or of the ablations; empty where none is. `control`: what its effect must exceed.
+    `head_selection` or of the ablations; empty where none is. `control`: what its effect must
+    exceed.
     """
 
     chapter: Text

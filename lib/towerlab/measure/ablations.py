@@ -27,7 +27,7 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.observations import answers_of, observations, read_batches
@@ -142,7 +142,9 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets
     matched to them."""
     single = pipeline.measured("singles")["log_prob_lost"].mean("prompt")
-    heads = choose.union(by_increase(pipeline, TWELVE), choose.top(single, TWELVE), 12)
+    heads = head_selection.union(
+        by_increase(pipeline, TWELVE), head_selection.top(single, TWELVE), 12
+    )
     sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 

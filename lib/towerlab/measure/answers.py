@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import xarray as xr
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import TwoTowersError
 from twotowers.settings import SEPARATORS, Form
 
@@ -39,7 +39,11 @@ ORDERS = 6
 def _forms(pipeline: Pipeline) -> Recipe:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what
     is given is not varied."""
-    ks = [pipeline.settings.k] if pipeline.settings.k else [k for k in KS if k <= choose.MOST_K]
+    ks = (
+        [pipeline.settings.k]
+        if pipeline.settings.k
+        else [k for k in KS if k <= head_selection.MOST_K]
+    )
     # This raises where not even the shortest prompt can be read.
     pipeline.design.selection(Form(ks[0], pipeline.settings.separator or "space"))
     return Recipe(with_form, _in_forms(pipeline, ks))
@@ -49,7 +53,11 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are
     chosen from, for Figure 1.1."""
     forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
-    more = [] if pipeline.settings.k else _in_forms(pipeline, [k for k in KS if k > choose.MOST_K])
+    more = (
+        []
+        if pipeline.settings.k
+        else _in_forms(pipeline, [k for k in KS if k > head_selection.MOST_K])
+    )
     if not more:
         return forms
     others = pipeline.make("demonstrations", Recipe(with_form, more))

@@ -25,7 +25,7 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.observations import answers_of, observations, plain_z, read_batches
@@ -242,5 +242,5 @@ def _looks(pipeline: Pipeline) -> xr.Dataset:
     words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
     contrasts = CONTRASTS if words else CONTRASTS[:1]
     alone = pipeline.make("looks", Recipe(one_by_one, encoded, (contrasts,)))
-    senders = choose.by_effect(alone, SENDERS) if words else []
+    senders = head_selection.by_effect(alone, SENDERS) if words else []
     return alone.assign(pipeline.make("looks", Recipe(ways, encoded, (senders,))))

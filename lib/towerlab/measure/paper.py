@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
 from twotowers.paths import slug
@@ -52,7 +52,7 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     They are 20, as in the paper, or 5 of a model with fewer than 200 heads.
     """
     mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
-    return choose.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
+    return head_selection.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
 
@@ -65,8 +65,10 @@ def twelve(
         lost: (layer, head), nats; NaN: not tried.
     """
     n = min(12, max(2, lost.size // 16 * 2))
-    by_increase = choose.top((increase[LABELS[0]] + increase[LABELS[1]]) / 2, n, least=-np.inf)
-    heads = choose.union(by_increase, choose.top(lost, n, least=-np.inf), n)
+    by_increase = head_selection.top(
+        (increase[LABELS[0]] + increase[LABELS[1]]) / 2, n, least=-np.inf
+    )
+    heads = head_selection.union(by_increase, head_selection.top(lost, n, least=-np.inf), n)
     leaning = (increase[LABELS[0]] - increase[LABELS[1]]).transpose("layer", "head").values
     leans = sorted(heads, key=lambda head: -leaning[head])
     return heads, leans[: n // 2], leans[n // 2 :][::-1]

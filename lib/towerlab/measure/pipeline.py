@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
-from twotowers import catalogue, choose, files
+from twotowers import catalogue, files, head_selection
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
@@ -132,7 +132,7 @@ class Design:
         keep = (grid["k"] == (k or grid["k"])) & (
             grid["separator"] == (separator or grid["separator"])
         )
-        return choose.form(grid.isel(prompt=keep.values))
+        return head_selection.form(grid.isel(prompt=keep.values))
 
     def blocks(self, n: int, seed: int, template: Form | None = None, **of: Any) -> list[Prompt]:
         """Return n blocks of all class pairs, label pairs and texts, or of those in `of`."""
@@ -224,8 +224,8 @@ class Pipeline:
 
     @cached_property
     def head_sets(self) -> Mapping[str, list[Head]]:
-        """The sets of heads that the rules of `choose` name, from the selection blocks."""
-        return choose.head_sets(self.measured("locating"), self.settings.top_k)
+        """The sets of heads that the rules of `head_selection` name, from the selection blocks."""
+        return head_selection.head_sets(self.measured("locating"), self.settings.top_k)
 
     def path(self, name: str) -> Path:
         return files.folder(self.settings, self.name, name) / f"{name}.nc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import of_labels
 from twotowers.heads import Head
@@ -33,7 +33,7 @@ def random_sets(
     model, draws = pipeline.model, min(draws, DRAWS) if pipeline.settings.blocks < QUICK else draws
     group = model.n_heads // model.n_key_value_heads
     return {
-        name: choose.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
+        name: head_selection.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
         for name, heads in sets.items()
     }
 
@@ -50,16 +50,18 @@ def other_halves(
     locating = of_labels(pipeline.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
-    for chooses, judges in choose.turns(locating, prompts):
-        heads = choose.head_sets(chooses, pipeline.settings.top_k)[name]
+    for chooses, judges in head_selection.turns(locating, prompts):
+        heads = head_selection.head_sets(chooses, pipeline.settings.top_k)[name]
         splits.append((judges["at"].values.tolist(), {f"{name}, {OTHER_HALVES}": heads}))
     return splits if all(heads for _, sets in splits for heads in sets.values()) else []
 
 
 def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
     """The paper's set, of so many heads: for recipes that need the measurement "norms", too."""
-    located = choose.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
-    return choose.head_sets(located, k)["by increase"]
+    located = head_selection.with_increase(
+        pipeline.measured("locating"), pipeline.measured("norms")
+    )
+    return head_selection.head_sets(located, k)["by increase"]
 
 
 def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]]:

@@ -24,7 +24,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads
 
@@ -217,8 +217,8 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
     """The k heads with the largest mean attention difference of those that raise, on average, the
     label that they read.
     """
-    means = choose.rankings(locating)
-    return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
+    means = head_selection.rankings(locating)
+    return head_selection.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
 def directions_of(pipeline: Pipeline) -> xr.Dataset:

@@ -9,7 +9,7 @@ import xarray as xr
 from conftest import ROOT, refused
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.sets import random_sets
-from twotowers import choose
+from twotowers import head_selection
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
@@ -25,15 +25,15 @@ def grid(accuracy):
 
 
 def test_the_best_learned_form_is_taken():
-    assert choose.form(grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})) == (
+    assert head_selection.form(grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})) == (
         4,
         "line break",
     )
-    assert choose.form(grid({(2, "space"): 8, (4, "space"): 8})) == (
+    assert head_selection.form(grid({(2, "space"): 8, (4, "space"): 8})) == (
         2,
         "space",
     )  # a tie: fewer demonstrations
-    assert choose.form(grid({(4, "space"): 6, (8, "space"): 9})) == (
+    assert head_selection.form(grid({(4, "space"): 6, (8, "space"): 9})) == (
         4,
         "space",
     )  # more than MOST_K cost too much
@@ -61,25 +61,25 @@ def test_of_a_form_that_is_given_in_part_the_rest_is_chosen():
 
 def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
-    sets = choose.head_sets(four, k=2)
+    sets = head_selection.head_sets(four, k=2)
     assert sets["by writing"] == [(0, 0), (0, 2)] and sets["by attention"] == [(0, 0), (0, 3)]
-    np.testing.assert_allclose(choose.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
+    np.testing.assert_allclose(head_selection.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
 
 
 def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
     norms = xr.Dataset({"increase": ("norm", [1.0, 2.0])}, {"norm": ["frozen", "recomputed"]})
-    assert choose.with_increase(xr.Dataset(), norms)["increase"] == 1
+    assert head_selection.with_increase(xr.Dataset(), norms)["increase"] == 1
 
 
 def test_a_rule_may_name_no_heads():
-    sets = choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
+    sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
     assert sets["by writing"] == sets["by attention"] == []
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in choose.matched_sets(heads, 6, 6, group, draws=100):
+    for control in head_selection.matched_sets(heads, 6, 6, group, draws=100):
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
         assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
@@ -94,9 +94,11 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
-    controls = choose.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
+    controls = head_selection.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
-    refused("too few", choose.matched_sets, [Head(0, h) for h in range(3)], 1, 4, 1, draws=1)
+    refused(
+        "too few", head_selection.matched_sets, [Head(0, h) for h in range(3)], 1, 4, 1, draws=1
+    )
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():
@@ -107,12 +109,12 @@ def test_heads_by_effect_have_the_largest_of_either_sign():
         {"effect": (("contrast", "prompt", "layer", "head"), effect)},
         {"contrast": ["attention swapped", "texts exchanged"]},
     )
-    assert choose.by_effect(looks, 2) == [(0, 1), (1, 0)]
+    assert head_selection.by_effect(looks, 2) == [(0, 1), (1, 0)]
 
 
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
-    picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
+    picked = head_selection.pick(values, [Head(1, 2), Head(0, 1)])
     assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == [
         "1-2",
         "0-1",
@@ -126,8 +128,8 @@ def test_the_glossary_states_the_bounds_of_the_rule():
         re.findall(rf"{words} ([\d.]*\d)", text)
         for words in ("whichever the label, above", "attention difference is at least")
     )
-    assert [*map(float, written)] == [choose.WRITES]
-    assert [*map(float, compared)] == [choose.COMPARES]
+    assert [*map(float, written)] == [head_selection.WRITES]
+    assert [*map(float, compared)] == [head_selection.COMPARES]
 
 
 def of_names(pairs, labels):
@@ -150,7 +152,7 @@ def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judge
     located = of_names("abcde", labels)
     judging = located if others is None else of_names(others, labels)
     numbers = []
-    for chooses, judges in choose.turns(located, *([] if others is None else [judging])):
+    for chooses, judges in head_selection.turns(located, *([] if others is None else [judging])):
         assert chooses.sizes["prompt"]
         assert not set(chooses["pair"].values) & set(judges["pair"].values)
         assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)
