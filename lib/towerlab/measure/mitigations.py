@@ -37,7 +37,7 @@ from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, LayerState
 from towerlab.model.label_attention import places_of
 from towerlab.model.last_position import LastPosition
-from towerlab.model.model import Model, norm_eps, widen
+from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 
 REMEDIES = ("none", "remedy")
@@ -177,11 +177,8 @@ def without_position(
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
-        # Every model with learned positions has LayerNorm.
         norm = model.part(layer, "attention_norm")
-        centred = position_part - position_part.mean(-1, keepdim=True)
-        scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
-        inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
+        inputs = inputs - model.frozen_norm(norm, x, position_part).to(inputs.dtype)
     place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
     query = query_key.queries(model, layer, inputs).transpose(1, 2)
     key = query_key.keys(model, layer, inputs).transpose(1, 2)

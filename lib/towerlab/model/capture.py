@@ -38,7 +38,8 @@ class Capture(SimpleNamespace):
     """What one batch (prompts of one length) left behind; all at the last position unless a shape
     says `position`.
 
-    `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm;
+    `resid_pre[l]` is the paper's Lin_l, `resid_mid[l]` the stream that the layer's FFN reads (in a
+    parallel block `resid_pre[l]`), and `resid_final` the residual stream before the final norm;
     `z[l, b, h]` is the head's attention-weighted sum of value vectors, so `z @ W_O^h` is the head
     vector (paper, Definitions). `scores` are those before the softmax.
 
@@ -56,6 +57,7 @@ class Capture(SimpleNamespace):
 
     prompts: list[Encoded]
     resid_pre: Float[Tensor, "layer batch d_model"]
+    resid_mid: Float[Tensor, "layer batch d_model"]
     attention_output: Float[Tensor, "layer batch d_model"]
     ffn_output: Float[Tensor, "layer batch d_model"]
     attention_out_input: Float[Tensor, "layer batch head d_head"]
@@ -167,6 +169,9 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
     parts |= {
         "attention_out_input": z,
         "z": z,
+        "resid_mid": parts["resid_pre"]
+        if model.parallel
+        else parts["resid_pre"] + parts["attention_output"],
         "resid_final": parts["resid_final"][0],
         "own_logits": own_logits,
     }

@@ -184,6 +184,15 @@ class Model:
         weight, gain = norm.weight.detach(), self.architecture.gain
         return widen(weight) + gain if gain else weight
 
+    def frozen_norm(
+        self, norm: nn.Module, x: Float[Tensor, "*#rows width"], v: Float[Tensor, "*rows width"]
+    ) -> Float[Tensor, "*rows width"]:
+        """Return v after a norm whose scale is frozen at x, without its bias: linear in v."""
+        x, v = widen(x), widen(v)
+        if self.architecture.centred:
+            x, v = (of - of.mean(-1, keepdim=True) for of in (x, v))
+        return v * self.norm_gain(norm).to(v) / rms(x, norm_eps(norm)).to(v)[..., None]
+
     def part(self, layer: int, path: str) -> nn.Module:
         """The module at `path` inside block `layer`; `path` may be a field of the row, such as
         "attention_out"."""

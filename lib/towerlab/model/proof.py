@@ -118,12 +118,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
 
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
-    x = (
-        capture.resid_pre[layer]
-        if model.parallel
-        else capture.resid_pre[layer] + capture.attention_output[layer]
-    )
-    key, bias = model.subkeys(layer)
+    x, (key, bias) = capture.resid_mid[layer], model.subkeys(layer)
     if model.architecture.ffn_norm:
         x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
     first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
