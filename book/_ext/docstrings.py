@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from twotowers import catalogue
+
 SECTION = re.compile(r"(Args|Returns|Raises):$")
 ENTRY = re.compile(r"(\*{0,2}\w+|`[^:]*): ")  # name: what it is
 
@@ -42,9 +44,20 @@ def text(line: str) -> str:
     return "``".join(parts)
 
 
+def variables() -> list[str]:
+    """A line for every variable of every measurement, indented as code for a page."""
+    rows = [
+        (row.measurement, row.variable, f"({', '.join(row.dims)})", row.units)
+        for of_measurement in catalogue.variables().values()
+        for row in of_measurement.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["    " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def setup(app) -> dict:
     def process(app, what, name, obj, options, lines):
-        more = obj.listing() if name == "twotowers.catalogue" else []
+        more = variables() if name == "twotowers.catalogue" else []
         lines[:] = [*plain([*lines, *more]), ""]
 
     app.connect("autodoc-process-docstring", process)

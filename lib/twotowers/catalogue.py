@@ -6,7 +6,7 @@
     ('prompt', 'layer', 'head', 'place')
 
 Versions are in `data/versions.csv`, forms in `data/variables.csv`. A form is checked when a file is
-saved and when it is loaded. `head` is the number within a layer; both count from 0. Single heads
+loaded. `head` is the number within a layer; both count from 0. Single heads
 that are listed have the dimension `listed_head`, with `layer` and `head` as coordinates. They have
 the dimension `named_head` if the file also has `layer` and `head` as dimensions. No variable has
 the name of a dimension, and every variable is read by a page (`tests/test_unread.py`).
@@ -14,7 +14,6 @@ the name of a dimension, and every variable is read by a page (`tests/test_unrea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Literal
 
@@ -30,13 +29,6 @@ NOT_TESTABLE = "not_testable"
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
 LISTED = ("prompt", "listed_head", "place")
-COORDINATES = {
-    "prompt": {"pair", "labels", "cls", "true_label", "order", "block", "true_first"},
-    "listed_head": {"listed_head", "layer", "head"}, "head_set": {"head_set", "matched_set"},
-    "place": {"true"}, "sender": {"sender_layer", "sender_head"},
-    "component": set(), "position": set(), "neuron": set(), "candidate": set(),
-}  # fmt: skip
-"""Dimension -> its coordinates; any other dimension has one of its own name"""
 KINDS = {"float": "f", "int": "iu", "str": "UOST"}
 """Type in data/variables.csv -> kinds of NumPy types"""
 
@@ -97,17 +89,6 @@ def variables() -> dict[str, dict[str, Variable]]:
     return out
 
 
-def listing() -> list[str]:
-    """Return a line for every variable of every measurement, indented as code for a page."""
-    rows = [
-        (row.measurement, row.variable, f"({', '.join(row.dims)})", row.units)
-        for of_measurement in variables().values()
-        for row in of_measurement.values()
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["    " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def versions(name: str) -> dict[str, int]:
     """Return the versions of the code of a measurement and of all that it needs."""
     every = {name: row_of(name).version}
@@ -116,27 +97,18 @@ def versions(name: str) -> dict[str, int]:
     return dict(sorted(every.items()))
 
 
-def faults(data: xr.Dataset) -> Iterator[str]:
-    """Yield each difference between a measurement and data/variables.csv."""
+def fault(data: xr.Dataset) -> str:
+    """Return the first difference between a measurement and data/variables.csv, "" without any."""
+    form = variables().get(data.attrs.get("measurement", ""), {})
     if NOT_TESTABLE in data.attrs:
-        return
-    name = data.attrs.get("measurement")
-    if name not in variables():
-        yield f"its attribute measurement is '{name}'"
-        return
-    form = variables()[name]
-    dims = {dim for row in form.values() for dim in row.dims}
-    wanted = {*form}.union(*(COORDINATES.get(dim, {dim}) for dim in dims))
-    if missing := wanted - {*data.variables}:
-        yield f"it lacks {', '.join(sorted(missing))}"
-    if more := {*map(str, data.data_vars)} - {*form}:
-        yield f"{', '.join(sorted(more))} is not in data/variables.csv"
-    for variable, row in form.items():
-        array = data[variable]
-        if sorted(map(str, array.dims)) != sorted(row.dims):
-            found = ", ".join(map(str, array.dims))
-            yield f"'{variable}' is over ({found}), not ({', '.join(row.dims)})"
+        return ""
+    if different := {*form} ^ {*map(str, data.data_vars)}:
+        return f"missing or unknown variables: {', '.join(sorted(different))}"
+    for name, row in form.items():
+        array = data[name]
+        units = array.attrs.get("units")
+        if {*array.dims} != {*row.dims} or units != row.units:
+            return f"'{name}' is over {array.dims} in {units}"
         if array.dtype.kind not in KINDS[row.type]:
-            yield f"'{variable}' has another type than {row.type}"
-        if array.attrs.get("units") != row.units:
-            yield f"'{variable}' is not in {row.units}"
+            return f"'{name}' is {array.dtype}, expected {row.type}"
+    return ""

@@ -32,14 +32,12 @@ from typing import Any
 
 import xarray as xr
 
-from twotowers.catalogue import faults, row_of, variables, versions
+from twotowers.catalogue import fault, row_of, variables, versions
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 from twotowers.tables import read_text
 
-LABELS = ("arbitrary", "names", "all")
-"""Kinds of labels: words without a meaning for the classes, the names of the classes, or both"""
 TEXTS = {
     "words": ("words/words.csv", "words/pairs.csv", "words/labels.csv", "words/stop_words.txt"),
     "sentences": ("sentences/own.csv", "words/labels.csv", "words/stop_words.txt"),
@@ -50,6 +48,8 @@ NUMBERS = {"blocks", "locate", "prompts"}
 """Settings that count prompts"""
 PAPER_SETTINGS = {"suite", "prompts", "seed", "dtype"}
 """Settings that decide a measurement of the paper's own sets"""
+OTHER_SETTINGS = {"model", "device", "device_map", "out", "prompts"}
+"""Settings that do not decide any other measurement"""
 DIGITS_OF_NAMES = 6
 """Number of hexadecimal digits that tell folders apart"""
 SMALL = {"zlib": True, "complevel": 6}
@@ -70,9 +70,10 @@ def text_digest(suite: str) -> str:
     """
     entries = {}
     for file in TEXTS[suite]:
-        header, *lines = filter(None, read_text(data_folder() / file).split("\n"))
+        text = read_text(data_folder() / file)
+        header, *lines = filter(None, text.split("\n"))
         if file.endswith(".txt"):
-            entries[file] = " ".join([header, *lines]).split()
+            entries[file] = text.split()
         elif "class" in (columns := header.split(",")):
             classes: dict[str, list[str]] = {}
             for line, cells in zip(lines, csv.reader(lines), strict=False):
@@ -88,21 +89,23 @@ def digits(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def deciding_settings(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the settings that decide the numbers of a measurement."""
+def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
+    """Return the settings that decide the numbers of a measurement.
+
+    `dump`: arguments of `Settings.model_dump`.
+    """
     row = row_of(name)
-    values = settings.model_dump(exclude={"model", "device", "device_map", "out"})
     if row.on == "prompts":
-        return {setting: values[setting] for setting in values if setting in PAPER_SETTINGS}
-    others = {"prompts"} if row.judges else {"prompts", "blocks"}
-    return {setting: value for setting, value in values.items() if setting not in others}
+        return settings.model_dump(include=PAPER_SETTINGS, **dump)
+    others = OTHER_SETTINGS if row.judges else OTHER_SETTINGS | {"blocks"}
+    return settings.model_dump(exclude=others, **dump)
 
 
 def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the deciding settings of a measurement that differ from their defaults."""
-    default = deciding_settings(name, Settings(model=settings.model, suite=settings.suite))
-    values = deciding_settings(name, settings)
-    return {setting: value for setting, value in values.items() if value != default[setting]}
+    """Return the deciding settings of a measurement, except the suite, that are no defaults."""
+    changed = deciding_settings(name, settings, exclude_defaults=True)
+    changed.pop("suite", None)
+    return dict(sorted(changed.items()))
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
@@ -126,8 +129,7 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
     out, changed = Path(settings.out), changed_settings(name, settings)
     if not changed or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
-    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
-    return out / model / f"{settings.suite}-{digest[:DIGITS_OF_NAMES]}"
+    return out / model / f"{settings.suite}-{digits(changed)[:DIGITS_OF_NAMES]}"
 
 
 def check_writable(path: Path) -> None:
@@ -212,17 +214,11 @@ def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any])
         attributes: How the measurement was made.
 
     Raises:
-        OtherForm: If a variable is missing or has another form.
         TwoTowersError: If the file cannot be written.
     """
     units = {v: row.units for v, row in variables().get(name, {}).items() if v in data}
     out = data[[*units]].assign({v: data[v].assign_attrs(units=unit) for v, unit in units.items()})
-    out = out.assign_attrs(attributes, measurement=name)
-    for fault in faults(out):
-        raise OtherForm(
-            f"'{path}' is not written ({fault}): correct the measurement, or data/variables.csv"
-        )
-    write(out, path)
+    write(out.assign_attrs(attributes, measurement=name), path)
 
 
 def read(path: Path) -> xr.Dataset:
@@ -258,8 +254,8 @@ def load(path: Path) -> xr.Dataset:
         OtherForm: If it differs from data/variables.csv.
     """
     data = read(path)
-    for fault in faults(data):
-        raise OtherForm(f"'{path}' has another form ({fault}): measure it again")
+    if difference := fault(data):
+        raise OtherForm(f"'{path}' has another form ({difference}): measure it again")
     return data
 
 
@@ -290,13 +286,10 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
 
 
 def of_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
-    """Return the prompts with labels of one kind, of LABELS.
+    """Return the prompts with labels of one kind: "arbitrary", "names" of the classes, or "all".
 
     The labels of a prompt are the names of the classes if its `labels` equals its `pair`.
-    Raises TwoTowersError for an unknown kind.
     """
-    if labels not in LABELS:
-        raise TwoTowersError(f"no labels '{labels}': choose one of {', '.join(LABELS)}")
     if labels == "all" or "labels" not in data.coords:
         return data
     are_names = (data["labels"] == data["pair"]).values
