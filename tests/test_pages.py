@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import numpy as np
 import pytest
-from browser import broken_rules, browser, needs_browser
+from browser import PAGE, broken_rules, browser, chromium, needs_browser
 from conftest import ROOT
 from tags import Page
 from twotowers import claims, evidence
@@ -221,6 +221,24 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
             and again["rows"] == static["rows"]
         )
         assert broken_rules(page) == []
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "policy",
+    ["", "<script>window.vegaEmbed = async () => { throw new EvalError('a policy') }</script>"],
+)
+def test_where_a_chart_cannot_be_drawn_its_picture_stands(policy, tmp_path):
+    """No vega.js, or a policy that forbids to evaluate text."""
+    chart = """<div><div class="chart" data-name="c"></div>
+      <script type="application/json">{"mark": "bar"}</script>
+      <noscript><img class="chart" alt="bars" src="x.svg"></noscript></div>"""
+    script = f'<script src="{(PAGE / "charts.js").as_uri()}"></script>'
+    (tmp_path / "page.html").write_text(f"<!doctype html><body>{chart}{policy}{script}", "utf8")
+    page = chromium().new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("div.chart img[alt=bars]", state="attached")
+    page.close()
 
 
 PICK = """() => {

@@ -1,5 +1,4 @@
-"""The training of the shipped model: episodes are well formed, the loss falls, a stopped run goes
-on, cards are true."""
+"""The training of the shipped model: the loss falls, a stopped run continues, the card is true."""
 
 import json
 import re
@@ -7,14 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import card, prompts, trainer
 from training.configuration import CONFIGURATIONS
-from training.text import APART
 from training.tokenizer import LABELS
 
 MINI = ROOT / "data/models/mini-gpt2"
@@ -70,16 +66,11 @@ def test_a_few_updates_lower_the_loss():
     assert losses[-1] < losses[0] - 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(card, "write", lambda folder, *_: (folder / "README.md").write_text(""))
     Short(3, tmp_path / "whole").run(tmp_path / "whole out")
-    record = json.loads((tmp_path / "whole out/training.json").read_text())
-    last = record["stages"][-1][1]
-    steps = {path.name for path in (tmp_path / "whole").glob("step-*")}
-    assert steps == {
-        f"step-{step:06d}" for name, step in record["stages"] if not name.startswith("episodes")
-    }
+    last = json.loads((tmp_path / "whole out/training.json").read_text())["stages"][-1][1]
     for kill_at in (60, last - 1):
         again = Short(3, tmp_path / "killed")
         again.kill_at = kill_at
@@ -89,41 +80,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     again = Short(3, tmp_path / "killed")
     assert again.take_up() and not Short(4, tmp_path / "killed").take_up()
     again.run(tmp_path / "out")
-    expected, result = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out")
-    )
-    assert all(torch.equal(result[name], expected[name]) for name in expected)
-    assert json.loads((tmp_path / "out/training.json").read_text()) == record
-
-
-@pytest.mark.parametrize("repeat", [1.0, 0.0])
-def test_episodes_of_words_are_well_formed(repeat):
-    text = Short(0).text
-    classes = {}
-    for name, ids in text.episode_words.items():
-        for i in ids:
-            classes.setdefault(i, set()).add(name)
-    for _ in range(5):
-        ids, mask = text.episodes(16, repeat)
-        assert (
-            (ids[:, 1::3] == text.colon).all()
-            and not mask[:, 0::3].any()
-            and not mask[:, 1::3].any()
-        )
-        for words, labels, in_loss in zip(ids[:, 0::3], ids[:, 2::3], mask[:, 2::3], strict=True):
-            assert set(labels) <= set(text.labels) and set(words) <= set(
-                classes
-            )  # no held-out word
-            assert in_loss.astype(bool).tolist() == [
-                label in labels[:at] for at, label in enumerate(labels)
-            ]
-            of_label = {label: [classes[w] for w in words[labels == label]] for label in labels}
-            # Where nothing is wrong on purpose a label has one class, and no two are kept apart.
-            if repeat == 1.0:
-                common = [set.intersection(*of) for of in of_label.values()]
-                assert all(common)
-                certain = {next(iter(of)) for of in common if len(of) == 1}
-                assert not any(pair <= certain for pair in APART)
+    for name in ("model.safetensors", "training.json"):
+        files = (tmp_path / folder / name for folder in ("out", "whole out"))
+        assert len({file.read_bytes() for file in files}) == 1
 
 
 def test_the_shipped_model_is_whole_and_its_card_is_of_it(mini):
@@ -147,13 +106,3 @@ def test_numbers_of_the_card_are_measured(mini):
         np.testing.assert_allclose(
             [float(x) for x in of_card], percent, atol=0.25
         )  # near ties may fall otherwise
-
-
-def test_a_step_that_answers_by_place_is_worth_less_than_one_that_learned_a_little():
-    by_place = {"original": 100.0, "weakest": 100.0, "balance": 21.0, "order": 99.6}
-    learner = {"original": 90.0, "weakest": 80.0, "balance": 10.0, "order": 20.0}
-    assert (
-        trainer.worth(by_place)
-        < trainer.worth(learner)
-        < trainer.worth(learner | {"weakest": 95.0})
-    )
