@@ -248,7 +248,10 @@ def test_every_head_ablated_alone(pair, where, float64):
 
 def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
     model, by_hand, encoded, _ = pair
-    edges = EDGES | {"nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
+    edges = EDGES | {
+        "nothing": lambda _: [],
+        "all": lambda e: [(slice(e.last, None), slice(e.last))],
+    }
     monkeypatch.setattr("towerlab.measure.ablations.EDGES", edges)
     data = knockouts(model, encoded, range(model.n_layers + 1))
     for name, maker in edges.items():

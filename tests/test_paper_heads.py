@@ -44,17 +44,17 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     foo[7, 7] -= 1
     lost[7, :8] = np.arange(8.0)
     lost[:4] = np.nan
-    heads, raise_foo, raise_bar = twelve({"foo": foo, "bar": bar}, lost)
+    heads, raise_foo, raise_bar = twelve(foo, bar, lost)
     assert len(heads) == 8 and heads[:3] == [Head(0, 0), Head(7, 7), Head(0, 1)]
     leaning = [float(foo[head] - bar[head]) for head in raise_foo + raise_bar[::-1]]
     assert leaning == sorted(leaning, reverse=True) and {*raise_foo, *raise_bar} == {*heads}
     many = xr.DataArray(np.random.default_rng(0).normal(size=(20, 20)), dims=("layer", "head"))
-    assert [len(of) for of in twelve({"foo": many, "bar": many}, many)] == [
+    assert [len(of) for of in twelve(many, many, many)] == [
         12,
         6,
         6,
     ]  # both lists alike: the first twelve
-    assert len(twelve({"foo": many[:2, :2], "bar": many[:2, :2]}, many[:2, :2])[0]) == 2
+    assert len(twelve(*[many[:2, :2]] * 3)[0]) == 2
 
 
 def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):

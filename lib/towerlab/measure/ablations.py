@@ -19,7 +19,7 @@ al. 2023; in halves of the layers, for label words: Wang et al. 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 from twotowers import head_selection
-from twotowers.heads import Head, Heads
+from twotowers.heads import Heads
 
 from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
@@ -36,7 +36,7 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, present, random_sets
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
-from towerlab.model.edits import UNCHANGED, answers, edited, everywhere, knockout, zero
+from towerlab.model.edits import answers, edited, everywhere, knockout, zero
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
@@ -45,7 +45,7 @@ Positions = Literal["all", "last"]
 """Where heads are ablated: at all positions, or at the last one only"""
 NONE = "none"
 """The set of no heads: the plain run"""
-Edges = list[tuple[Iterable[int], Iterable[int]]]
+Edges = list[tuple[slice, slice]]
 """(from positions, to positions): every position of the first may attend to none of the second"""
 
 
@@ -61,12 +61,9 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
         `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (head_set,
             prompt): `head_set` are the names of `sets` after "none", the plain run.
     """
-    return observations(
-        "ablations",
-        encoded,
-        ablated(model, encoded, list(sets.values()), "all"),
-        head_set=[NONE, *sets],
-    )
+    runs = {NONE: (), **sets}
+    arrays = ablated(model, encoded, list(runs.values()), "all")
+    return observations("ablations", encoded, arrays, head_set=list(runs))
 
 
 def single_ablations(
@@ -86,42 +83,43 @@ def single_ablations(
             other's. Above zero the head helps the true label; NaN below `first_layer`.
     """
     heads = [
-        [Head(layer, head)]
+        [(layer, head)]
         for layer in range(first_layer, model.n_layers)
         for head in range(model.n_heads)
     ]
-    answered, lost = ablated(model, encoded, heads, positions), {}
-    for name, of in (
-        ("log_prob_lost", answered["log_prob_true"]),
-        ("logit_difference_lost", answered["logit_difference"]),
-    ):
+    answered = ablated(model, encoded, [(), *heads], positions)
+
+    def lost(of: np.ndarray) -> np.ndarray:
         of_heads = (of[:, :1] - of[:, 1:]).reshape(len(encoded), -1, model.n_heads)
-        lost[name] = np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
-    return observations("singles", encoded, lost, positions=positions)
+        return np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
+
+    arrays = {
+        "log_prob_lost": lost(answered["log_prob_true"]),
+        "logit_difference_lost": lost(answered["logit_difference"]),
+    }
+    return observations("singles", encoded, arrays, positions=positions)
 
 
 @torch.inference_mode()
 def ablated(
     model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions
 ) -> dict[str, np.ndarray]:
-    """Answers of the plain run, then with heads ablated, over (prompt, 1 + run).
+    """Return answers with the heads of each run ablated, over (prompt, run).
 
     Args:
-        runs: the heads of each run after the plain one.
-        positions: where they are ablated.
+        model: Any model.
+        encoded: Prompts.
+        runs: Heads of each run.
+        positions: Where heads are ablated.
     """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         if positions == "last":
-            return answers_of(
-                batch, *LastPosition(model, batch).answers([UNCHANGED, *map(zero, runs)])
-            )
-        return answers_of(
-            batch,
-            *answers(
-                model, batch, [UNCHANGED, *(zero(heads, everywhere(batch)) for heads in runs)]
-            ),
-        )
+            answered = LastPosition(model, batch).answers([zero(heads) for heads in runs])
+        else:
+            edits = [zero(heads, everywhere(batch)) for heads in runs]
+            answered = answers(model, batch, edits)
+        return answers_of(batch, *answered)
 
     return read_batches("ablations", encoded, 1024, run)
 
@@ -150,25 +148,25 @@ def _ablations(pipeline: Pipeline) -> Recipe:
 
 
 def labels_to_own_text(encoded: Encoded) -> Edges:
-    """From each label, and all that stands between it and its text, to its text."""
+    """Return edges from each label, and all between it and its text, to its text."""
     pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
-    return [(range(span[1], label + 1), range(*span)) for label, span in pairs]
+    return [(slice(stop, label + 1), slice(start, stop)) for label, (start, stop) in pairs]
 
 
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
     "labels and colons to own text": labels_to_own_text,
-    "last position to query": lambda e: [([e.last], range(*e.query_span))],
+    "last position to query": lambda e: [(slice(e.last, None), slice(*e.query_span))],
 }
 
 
 def closed_edges(
     batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]
 ) -> Bool[Tensor, "batch query position"]:
-    """Which attention the edges close, for prompts of one length: see `edits.knockout`."""
+    """Return which attention the edges close, for prompts of one length: see `edits.knockout`."""
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
     for row, encoded in enumerate(batch):
         for begin, end in edges(encoded):
-            closed[row][torch.tensor(list(begin))[:, None], torch.tensor(list(end))] = True
+            closed[row, begin, end] = True
     return closed
 
 
@@ -181,7 +179,7 @@ def default_cuts(n_layers: int) -> list[int]:
 def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
     """Answers with no attention along each of EDGES in the layers below each cut.
 
-    Cost for each of the edges: two whole runs, and for each cut one of the layers from it on.
+    Cost: a whole run, and for each of the edges one more, and for each cut the layers from it on.
 
     Args:
         cuts: for a cut l, layers 0 to l - 1 are blocked. The first cut is 0, which blocks nothing;
@@ -192,14 +190,11 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
     """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
-        each = []
+        plain, each = answer(model, batch), []
         for maker in EDGES.values():
-            each.append(answer(model, batch))
-            everywhere = knockout(model, closed_edges(batch, maker))
-            with (
-                block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut,
-                edited(model, everywhere),
-            ):
+            each.append(plain)
+            below = block_outputs(model, [cut - 1 for cut in cuts[1:]])
+            with below as shut, edited(model, knockout(model, closed_edges(batch, maker))):
                 answer(model, batch)
             for cut in cuts[1:]:
                 with restarted(model, cut, shut[cut - 1]):

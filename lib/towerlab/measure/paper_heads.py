@@ -5,34 +5,34 @@ Half of the prompts have foo as the true label, the others are the same with the
 The first prompts of each set choose heads, others judge them.
 
     >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
-    >>> heads, foo_heads, bar_heads = twelve({"foo": -lost, "bar": lost}, lost)
+    >>> heads, foo_heads, bar_heads = twelve(-lost, lost, lost)
     >>> [str(head) for head in heads], len(foo_heads), len(bar_heads)
     (['0-0', '3-7', '0-1', '3-6'], 2, 2)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import NotTestable
-from twotowers.heads import Head
+from twotowers.heads import Head, named
 
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.conditions import Changes, Encode
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
-from towerlab.measure.observations import observations, with_dims
+from towerlab.measure.observations import observations
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CHANGES, LABELS, ORDERS
+from towerlab.prompts.paper_sets import CHANGES, ORDERS
 from towerlab.prompts.prompt import Encoded
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
@@ -41,7 +41,7 @@ CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
 that judge, under remedies. Where a set has few, which is so of large models, a half of them judge,
 and a third under remedies"""
 DRAWS = 5
-FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
+TWELVE = "the twelve"
 ASKED = ("as it is", "query of the other class")
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
@@ -52,7 +52,7 @@ REMEDIED: Changes = {
 
 
 def twelve(
-    increase: Mapping[str, xr.DataArray], lost: xr.DataArray
+    foo: xr.DataArray, bar: xr.DataArray, lost: xr.DataArray
 ) -> tuple[list[Head], list[Head], list[Head]]:
     """The twelve heads, foo-heads and bar-heads, each best first.
 
@@ -61,15 +61,14 @@ def twelve(
     more than bar, bar-heads the other (our reading).
 
     Args:
-        increase: true label, foo or bar -> mean increase (layer, head), nats.
-        lost: (layer, head), nats; NaN: not tried.
+        foo: Mean increase (layer, head) where the true label is foo, in nats.
+        bar: The same where it is bar.
+        lost: Nats lost without each head (layer, head), NaN where it was not tried.
     """
     n = min(12, max(2, lost.size // 16 * 2))
-    by_increase = head_selection.top(
-        (increase[LABELS[0]] + increase[LABELS[1]]) / 2, n, least=-np.inf
-    )
+    by_increase = head_selection.top((foo + bar) / 2, n, least=-np.inf)
     heads = head_selection.union(by_increase, head_selection.top(lost, n, least=-np.inf), n)
-    leaning = (increase[LABELS[0]] - increase[LABELS[1]]).transpose("layer", "head").values
+    leaning = (foo - bar).transpose("layer", "head").values
     leans = sorted(heads, key=lambda head: -leaning[head])
     return heads, leans[: n // 2], leans[n // 2 :][::-1]
 
@@ -100,9 +99,8 @@ def looked_at(
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
-    return observations(
-        "paper_ablations", encoded, arrays, change=list(ASKED), named_head=[*map(str, heads)]
-    )
+    names = {"change": list(ASKED), "named_head": named(heads)}
+    return observations("paper_ablations", encoded, arrays, **names)
 
 
 def _prompts(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
@@ -123,22 +121,12 @@ def _with_exchanged(design: Design, encoded: Sequence[Encoded], most: int) -> li
     return [*some, *design.encode([exchanged_labels(e.prompt) for e in some])]
 
 
-def _random(pipeline: Pipeline, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list[Head]]]:
-    """Random sets matched to each, where the model has enough other heads."""
-    try:
-        return random_sets(pipeline, sets, DRAWS)
-    except NotTestable:
-        return {}
-
-
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they
     attend to and read at labels."""
     if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
-    if model.n_layers * model.n_heads < 2:
-        raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
     choosing, judging = _prompts(pipeline)
     exchanged = design.encode([exchanged_labels(e.prompt) for e in choosing])
     tried = _with_exchanged(design, choosing, ALONE)
@@ -149,21 +137,22 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     bar = pipeline.make(name, Recipe(increases, exchanged))["increase"].mean("prompt")
     singles = pipeline.make(name, Recipe(single_ablations, tried, ("all", middle)))
     lost = singles["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
+    heads, foo_heads, bar_heads = twelve(foo, bar, lost)
 
     judges = _with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
-    sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, _random(pipeline, sets)))
+    sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
+    random = random_sets(pipeline, sets, DRAWS)
+    zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, random))
     looks = pipeline.make(name, Recipe(looked_at, judges, (heads, design.encode)))
-    lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
-    of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.values}))
-    sizes = {
-        "rank": range(1, 1 + len(foo_heads)),
-        "layer": range(model.n_layers),
-        "head": range(model.n_heads),
-    }
-    parts = [zeroed, looks, of_heads.assign_coords(sizes)]
-    return xr.merge(parts, compat="override", join="override")
+    of_heads = xr.Dataset(
+        {
+            "foo_head": ("rank", named(foo_heads)),
+            "bar_head": ("rank", named(bar_heads)),
+            "log_prob_lost": lost.drop_vars("positions").drop_attrs(),
+        },
+        {"rank": range(1, 1 + len(foo_heads))},
+    )
+    return xr.merge([zeroed, looks, of_heads], compat="override", join="override")
 
 
 def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
@@ -174,6 +163,6 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     judges = _with_exchanged(design, _prompts(pipeline)[1], most)
     heads = pipeline.measured("paper_ablations")["named_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    arguments, random = (REMEDIED, design.encode), _random(pipeline, sets)
+    arguments, random = (REMEDIED, design.encode), random_sets(pipeline, sets, DRAWS)
     data = pipeline.make(name, Recipe(remedied, judges, arguments, sets, random))
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))
