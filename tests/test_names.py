@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from towerlab.measure.pipeline import Pipeline
 from twotowers import files
-from twotowers.measurements import Backend
+from twotowers.measurements import Measurements
 from twotowers.settings import Settings
 
 
@@ -45,8 +45,8 @@ def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(
         own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}"
         and own.name not in files.precomputed_models()
     )
-    assert Backend(own.settings).name == own.name
-    assert run(name, tmp_path / "out").name == Backend(Settings(model=name)).name == name
+    assert Measurements(own.settings).model == own.name
+    assert run(name, tmp_path / "out").name == Measurements(Settings(model=name)).model == name
 
 
 def test_a_copy_of_a_shipped_model_is_that_model(tmp_path):

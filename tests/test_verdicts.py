@@ -8,7 +8,7 @@ import pytest
 from conftest import refused
 from towerlab.measure.pipeline import Pipeline
 from twotowers import book, claims, files
-from twotowers.measurements import Backend
+from twotowers.measurements import Measurements
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -57,7 +57,7 @@ def test_chapters_are_those_that_judge_with_what_they_read():
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
     towers = files.open_precomputed("smollm2-135m", "words", "towers")
     again = towers.assign_attrs(seconds=0.5)
-    monkeypatch.setattr(Backend, "measured", lambda self, name: again)
+    monkeypatch.setattr(Measurements, "made", lambda self, name, suite: again)
     for settings, anew in (
         ({}, False),
         ({"blocks": 20, "locate": 4}, False),

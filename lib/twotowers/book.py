@@ -74,21 +74,19 @@ class Model:
     Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than
     those that judge, in turn. `learned`: its accuracy between the two labels on judging blocks.
 
-        >>> every = Measurements(Settings(model="smollm2-135m"))
-        >>> model = Model(every, "smollm2-135m", every.measured("heads")["smollm2-135m"])
+        >>> model = open({"model": "smollm2-135m"}).models["smollm2-135m"]
         >>> f"{model.learned:.0%}", str(model.sets["by attention"][0])
         ('71% [63%, 78%]', '18-6')
     """
 
-    def __init__(self, measurements: Measurements, name: str, heads: xr.Dataset):
-        self.name, self.measurements, self.heads = name, measurements, heads
+    def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
+        self.name, self.chapter, self.heads = name, chapter, heads
         self.learned = intervals.mean(heads["logit_difference"] > 0)
 
     @cached_property
     def sets(self) -> dict[str, list[Head]]:
         """Name -> heads, by the rules of `head_selection`, from all locating blocks."""
-        locating = self.measurements.measured("locating")[self.name]
-        return head_selection.head_sets(locating, self.measurements.settings.top_k)
+        return self.chapter.sets[self.name]
 
     @property
     def form(self) -> Form:
@@ -96,7 +94,7 @@ class Model:
         given = json.loads(self.heads.attrs["identity"])
         if given["k"] and given["separator"]:
             return Form(given["k"], given["separator"])
-        return head_selection.form(self.measurements.measured("forms", labels="all")[self.name])
+        return head_selection.form(self.chapter.measured("forms", labels="all")[self.name])
 
     def check_learned(self) -> None:
         """Raise NotTestable if the model does not learn the task, or if nobody can tell.
@@ -114,13 +112,13 @@ class Model:
     def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """Yield sets of heads from locating blocks, and the prompts of `target` that they judge,
         which have other class pairs and label pairs."""
-        locating = self.measurements.measured("locating", labels="arbitrary")[self.name]
+        locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
         for chooses, judges in head_selection.turns(locating, target):
             if not chooses.sizes["prompt"]:
                 raise NotTestable(
                     "no locating block has other classes and other labels: give more (locate)"
                 )
-            yield head_selection.head_sets(chooses, self.measurements.settings.top_k), judges
+            yield head_selection.head_sets(chooses, self.chapter.settings.top_k), judges
 
     def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
         """Return so many random sets matched to some heads; one set may be there twice."""
@@ -215,8 +213,6 @@ class Chapter(Measurements):
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self.rows: list[EvidenceRow] = []
-        if settings.blocks < pages.QUICK and self.model not in files.precomputed_models():
-            pages.quick_look(self.model, settings.blocks)
 
     @cached_property
     def models(self) -> dict[str, Model]:

@@ -8,7 +8,6 @@ every.control("ablations")          # the same of random sets of heads
 from __future__ import annotations
 
 import importlib
-from functools import cached_property
 from typing import Any
 
 import xarray as xr
@@ -22,49 +21,41 @@ from twotowers.settings import Settings
 BACKEND = "towerlab.measure.pipeline"
 
 
-class Backend:
-    """The measurements of one model and suite, made if their files are missing.
-
-    `towerlab` is imported when it is first needed, since it needs packages that reading does not.
-    """
-
-    def __init__(self, settings: Settings):
-        self.settings = settings
-
-    @cached_property
-    def _pipeline(self) -> Any:
-        return importlib.import_module(BACKEND).Pipeline(self.settings)
-
-    @property
-    def name(self) -> str:
-        """The model's name among measurements."""
-        own = is_own(self.settings.model)
-        return self._pipeline.name if own else slug(self.settings.model)
-
-    def measured(self, name: str) -> xr.Dataset:
-        """Return a measurement from its file, or measure it.
-
-        Raises TwoTowersError if `towerlab` is not installed.
-        """
-        try:
-            return self._pipeline.measured(name)
-        except ModuleNotFoundError as error:
-            raise TwoTowersError(
-                f"'{name}' of {slug(self.settings.model)} is not precomputed, and measuring is not "
-                f"installed (there is no {error.name}): pip install .[measure], or choose a model "
-                "of data/measurements"
-            ) from None
-
-
 class Measurements:
     """Open measurements. `left_out`: model -> why a measurement has no meaning for it."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self.left_out: dict[str, str] = {}
-        self._backends: dict[str, Backend] = {settings.suite: Backend(settings)}
-        self.model = self._backends[settings.suite].name
-        self._open: dict[tuple[str, str, str], dict[str, xr.Dataset]] = {}
+        self._pipelines: dict[str, Any] = {}
+        self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
+        own = is_own(settings.model)
+        self.model = self._pipeline(settings.suite).name if own else slug(settings.model)
+
+    def _pipeline(self, suite: str) -> Any:
+        """Return what measures the model of the settings.
+
+        `towerlab` is imported when it is first needed, since it needs packages that reading does
+        not.
+        """
+        if suite not in self._pipelines:
+            settings = self.settings.model_copy(update={"suite": suite})
+            self._pipelines[suite] = importlib.import_module(BACKEND).Pipeline(settings)
+        return self._pipelines[suite]
+
+    def made(self, name: str, suite: str) -> xr.Dataset:
+        """Return a measurement of the model of the settings from its file, or measure it.
+
+        Raises TwoTowersError if `towerlab` is not installed.
+        """
+        try:
+            return self._pipeline(suite).measured(name)
+        except ModuleNotFoundError as error:
+            raise TwoTowersError(
+                f"'{name}' of {self.model} is not precomputed, and measuring is not installed "
+                f"(there is no {error.name}): pip install .[measure], or choose a model of "
+                "data/measurements"
+            ) from None
 
     def measured(
         self, name: str, suite: str | None = None, labels: str | None = None
@@ -93,13 +84,10 @@ class Measurements:
     ) -> dict[str, xr.Dataset]:
         suite = suite or self.settings.suite
         labels = labels or ("arbitrary" if catalogue.row_of(name).judges else "all")
-        key = suite, name, labels
-        if key not in self._open and labels == "all":
-            self._open[key] = self._files(name, suite)
-        elif key not in self._open:
-            every = self._datasets(name, suite, "all").items()
-            self._open[key] = {model: files.of_labels(data, labels) for model, data in every}
-        return self._open[key]
+        if (suite, name) not in self._open:
+            self._open[suite, name] = self._files(name, suite)
+        every = self._open[suite, name].items()
+        return {model: files.of_labels(data, labels) for model, data in every}
 
     def _files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
         found = {}
@@ -109,10 +97,9 @@ class Measurements:
                     found[model] = data
             except TwoTowersError as error:
                 pages.note(f"Left out: {error}.")
-        settings = self.settings.model_copy(update={"suite": suite})
-        if self.model not in found or not files.matches_settings(found[self.model], settings):
-            backend = self._backends.setdefault(suite, Backend(settings))
-            found[self.model] = backend.measured(name)
+        model = self.model
+        if model not in found or not files.matches_settings(found[model], self.settings):
+            found[model] = self.made(name, suite)
         for model, data in found.items():
             if NOT_TESTABLE in data.attrs:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]

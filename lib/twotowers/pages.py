@@ -67,16 +67,12 @@ def all_evidence() -> pd.DataFrame:
         )
     for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
         if pairs < QUICK:
-            quick_look(str(model), int(pairs))
+            note(
+                f"A quick look at {shown_name(str(model))}: {pairs} class pairs, so intervals are "
+                "wide, and few claims can be decided. Verdicts of the book rest on blocks=50 or "
+                "more."
+            )
     return rows
-
-
-def quick_look(model: str, pairs: int) -> None:
-    """Say that what a page shows of a model rests on few class pairs."""
-    note(
-        f"A quick look at {shown_name(model)}: {pairs} class pairs, so intervals are wide, and few "
-        "claims can be decided. Verdicts of the book rest on blocks=50 or more."
-    )
 
 
 def verdict_table(
