@@ -15,10 +15,10 @@ import re
 from typing import Literal
 
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from twotowers.paths import data_folder
-from twotowers.tables import Optional, Row, Text, read_csv, read_table, unreadable
+from twotowers.tables import Optional, Row, Text, read_csv, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
@@ -75,7 +75,6 @@ class Claim(Statement):
     """
 
     chapter: Text
-    statement: Text = Field(pattern=r"\.$")
     measure: Text
     null: float
     smallest: Optional
@@ -84,14 +83,6 @@ class Claim(Statement):
     control: Literal["random sets", "random sets and directions", "none"]
     rule: Text
     seen: Text
-
-    @model_validator(mode="after")
-    def _smallest_fits(self) -> Claim:
-        if self.smallest is None and self.unit != "nats":
-            raise ValueError("only where the unit is nats may 'smallest' be empty")
-        if self.smallest is not None and not (self.smallest > 0 or self.null == THRESHOLD):
-            raise ValueError(f"give a 'smallest' above 0; 0 is for a null of {THRESHOLD}")
-        return self
 
     @property
     def format(self) -> str:
@@ -144,29 +135,11 @@ def paper_results() -> dict[str, PaperResult]:
 
 
 def findings() -> pd.DataFrame:
-    """The hand-written findings of the opening page ("intro") and of chapters.
+    """Return the hand-written findings of the opening page ("intro") and of chapters.
 
-    Returns:
-        A row for each verdict that a finding rests on: page, sentence, chapter (where it is shown
-        how we know), claim, model, verdict.
-
-    Raises:
-        TwoTowersError: for a claim that is no more, and a verdict that a sentence names twice.
+    A row is a verdict that a finding rests on: page, sentence, chapter (where it is shown how we
+    know), claim, model, verdict.
     """
-    path, first = data_folder() / "findings.csv", ["page", "sentence", "chapter"]
-    table = read_csv(path, str)
-    rows = table.assign(**table[first].ffill())  # these stand in the first line of a sentence
-    faults = {
-        "no such claim in data/claims.csv": ~rows["claim"].isin(claims()),
-        f"no such verdict: choose one of {', '.join(VERDICTS)}": ~rows["verdict"].isin(VERDICTS),
-        "give page, sentence and chapter, or leave all empty to go on with the sentence before": (
-            table[first].notna().sum(axis=1).isin([1, 2]) | rows["sentence"].isna()
-        ),
-        "it stands twice under a sentence: has the next one lost its first line?": rows.duplicated(
-            [*first, "claim", "model"]
-        ),
-    }
-    for what, wrong in faults.items():
-        if wrong.any():
-            raise unreadable(path, what, int(wrong.argmax()) + 2)
-    return rows
+    table = read_csv(data_folder() / "findings.csv", str)
+    # These are in the first line of a sentence.
+    return table.assign(**table[["page", "sentence", "chapter"]].ffill())

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import build_folder, data_folder
-from twotowers.tables import Row, first_fault, read_table, unreadable
+from twotowers.tables import Row, first_fault, read_table
 
 OWN_NAMES = "class names"
 """The label pair that is the two classes' own names; one assignment is natural, the other exchanges
@@ -55,11 +55,7 @@ class LabelPair(Row):
 def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
     """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar"."""
     path = data_folder() / "words" / "labels.csv"
-    rows = read_table(path, LabelPair)
-    try:
-        _check_pairs([str(row) for row in rows])
-    except TwoTowersError as error:
-        raise unreadable(path, str(error)) from None
+    rows = read_table(path, LabelPair, ("first", "second"))
     return tuple(str(row) for row in rows if row.kind in kinds)
 
 
@@ -69,22 +65,6 @@ def check_labels(labels: Sequence[str]) -> None:
         raise TwoTowersError(
             f"the labels {', '.join(map(repr, labels))} cannot be used: expected two or more "
             "different words without spaces at their edges; choose labels such as foo, bar"
-        )
-
-
-def _check_pairs(pairs: Sequence[str]) -> None:
-    for labels in (pair.split("/") for pair in pairs if pair != OWN_NAMES):
-        if len(labels) != 2:
-            raise TwoTowersError(
-                f"'{'/'.join(labels)}' is no label pair: write two words such as foo/bar, and "
-                "several pairs with commas between them"
-            )
-        check_labels(labels)
-    different = {frozenset(pair.split("/")) for pair in pairs}
-    if len(different) < len(pairs):
-        raise TwoTowersError(
-            f"a label pair is there twice in {', '.join(pairs)}: leave one out, since blocks have "
-            "both assignments of a pair"
         )
 
 
@@ -99,7 +79,18 @@ def _pairs(value: Any) -> list[str]:
     """Return label pairs from a list or a text such as "foo/bar,left/right"."""
     texts = value if isinstance(value, list | tuple) else str(value).split(",")
     pairs = [str(text).strip() for text in texts]
-    _check_pairs(pairs)
+    for labels in (pair.split("/") for pair in pairs if pair != OWN_NAMES):
+        if len(labels) != 2:
+            raise TwoTowersError(
+                f"'{'/'.join(labels)}' is no label pair: write two words such as foo/bar, and "
+                "several pairs with commas between them"
+            )
+        check_labels(labels)
+    if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
+        raise TwoTowersError(
+            f"a label pair is there twice in {', '.join(pairs)}: leave one out, since blocks have "
+            "both assignments of a pair"
+        )
     return pairs
 
 

@@ -21,14 +21,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import pandas as pd
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
@@ -49,13 +42,7 @@ class Row(BaseModel):
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
-def _text(cell: str) -> str:
-    if not cell or cell != cell.strip():
-        raise ValueError("it is empty or has spaces at its edges")
-    return cell
-
-
-Text = Annotated[str, AfterValidator(_text)]
+Text = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$")]
 """A cell that holds something; a plain `str` may be empty"""
 ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
 """A class of texts: "/" stands between two of them in the name of a pair"""
