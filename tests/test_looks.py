@@ -183,6 +183,11 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
     )
 
 
+def test_sentences_follow_no_sender():
+    model, encoded = of_two_blocks("gpt2")
+    assert ways(model, encoded, []).effect_by_route.sizes["sender"] == 0
+
+
 def test_swapped_weights_by_hand():
     # Positions: true label, other label, other label, a text, and a second true label that stands
     # last.

@@ -4,7 +4,7 @@ test_independent."""
 import numpy as np
 import tiny_blocks
 import xarray as xr
-from conftest import refused, tiny
+from conftest import tiny
 from towerlab.measure.tower_grid import (
     class_directions,
     random_directions,
@@ -43,17 +43,3 @@ def test_random_directions_have_the_norm_of_their_own(float64):
         norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, random))
         np.testing.assert_allclose(of_drawn, norm)
         assert (abs(random[name] - directions[name]) > 0).isel(layer=1).all()
-
-
-def test_what_cannot_be_moved_is_refused():
-    model, encoded = tiny("gpt2"), tiny_blocks.blocks(2, seed=1)
-    directions = class_directions(model, tiny_blocks.blocks(4))
-    refused("two blocks a pair", class_directions, model, encoded[:4])
-    refused(
-        "no direction for a/b",
-        tower_grid,
-        model,
-        encoded,
-        {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))},
-        (0.0,),
-    )

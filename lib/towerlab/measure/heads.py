@@ -22,17 +22,10 @@ from towerlab.measure.observations import answers_in, in_memory, observations, r
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
-from towerlab.model.capture import (
-    Capture,
-    capture,
-    label_values,
-    logit_difference_rows,
-    own_label_sign,
-)
+from towerlab.model.capture import Capture, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
 KINDS = ("attention", "FFN")
 PROMPTS_AT_ONCE = 512
@@ -138,41 +131,33 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
     Returns:
         `increase` (prompt, layer, head), and `block_increase` (prompt, layer, kind) of attention
             and FFN blocks (v1 fig 2), in nats.
-
-    Raises:
-        TwoTowersError: for another `norm`.
     """
-    unembed.check_norm(norm)
 
-    def walk(some: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
-        of_batches = list(batches(some, tokens_at_once(model)))
-        order = np.argsort([i for index, _ in of_batches for i in index])
-        group = [capture(model, batch) for _, batch in of_batches]
-        final = torch.cat([of.resid_final for of in group])
-        of_attention, of_ffn, of_heads = increases_along(
-            model,
-            torch.cat([of.resid_pre for of in group], 1),
-            torch.cat([of.z for of in group], 1),
-            torch.cat([of.ffn_output for of in group], 1),
-            unembed.norm_scale(final, model.unembedding),
-            torch.cat([of.true_ids for of in group]),
-            norm,
-        )
-        of_blocks = torch.stack([of_attention, of_ffn], -1)
-        return of_heads.cpu().numpy()[order], of_blocks.cpu().numpy()[order]
+    def read(capture: Capture) -> dict[str, Tensor]:
+        by_layer = {"x": capture.resid_pre, "z": capture.z, "ffn": capture.ffn_output}
+        return {name: x.transpose(0, 1) for name, x in by_layer.items()} | {
+            "scale": unembed.norm_scale(capture.resid_final, model.unembedding),
+            "words": capture.true_ids,
+        }
 
-    def run(size: int) -> list[np.ndarray]:
-        parts = []
-        with progress("increases", len(encoded)) as bar:
-            for start in range(0, len(encoded), size):
-                some = encoded[start : start + size]
-                parts.append(walk(some))
-                bar.update(len(some))
-        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+    arrays = read_prompts("increases", model, encoded, (), read, tokens_at_once(model))
 
-    increase, block_increase = in_memory(run, PROMPTS_AT_ONCE)
+    def walk(size: int) -> list[np.ndarray]:
+        each = []
+        for start in range(0, len(encoded), size):
+            x, z, ffn, scale, words = (
+                torch.from_numpy(array[start : start + size]).to(model.device)
+                for array in arrays.values()
+            )
+            x, z, ffn = (of.transpose(0, 1) for of in (x, z, ffn))
+            attention, ffn, heads = increases_along(model, x, z, ffn, scale, words, norm)
+            blocks = torch.stack([attention, ffn], -1)
+            each.append((heads.cpu().numpy(), blocks.cpu().numpy()))
+        return [np.concatenate(parts) for parts in zip(*each, strict=True)]
+
+    increase, of_blocks = in_memory(walk, PROMPTS_AT_ONCE)
     return observations(
-        "paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS)
+        "paper", encoded, {"increase": increase, "block_increase": of_blocks}, kind=list(KINDS)
     )
 
 
@@ -184,9 +169,8 @@ def _increases(pipeline: Pipeline) -> Recipe:
 def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """`increase` (norm, prompt, layer, head)."""
     each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
-    return xr.concat(
-        each, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override"
-    )
+    names = xr.Variable("norm", list(unembed.NORMS))
+    return xr.concat(each, names, coords="minimal", compat="override")
 
 
 def _norms(pipeline: Pipeline) -> Recipe:

@@ -64,16 +64,12 @@ def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
-    alike = [pair for pair in pairs if _labels_of(pair.base) == _labels_of(pair.source)]
+    alike = [pair for pair in pairs if pair.base.places == pair.source.places]
     if not alike:
         raise TwoTowersError(
             "no two prompts have their labels at the same positions: draw texts of one length"
         )
     return alike
-
-
-def _labels_of(encoded: Encoded) -> tuple:
-    return encoded.label_positions, encoded.last
 
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:

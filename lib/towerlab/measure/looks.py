@@ -122,25 +122,25 @@ def one_by_one(
             partial(attend, weights=weights),
             *(donated(z, donors[contrast], index) for contrast in contrasts[1:]),
         ]
-        plain, effect = _effects(last, makes)
+        edits = [UNCHANGED, *(make([head]) for make in makes for head in every_head)]
+        differences = torch.empty(len(edits), len(batch), dtype=torch.double)
+        for rows, final in last.finals(edits):
+            differences[rows] = _differences(last, final)
+        shape = len(makes), model.n_layers, model.n_heads
         all_swapped = answers(
             model, batch, [attend(every_head, weights, at) for at in swapped_positions(batch)]
         )
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        stand = [
-            [(e.label_positions, e.query_span, e.last) for e in prompts]
-            for prompts in (batch, partners)
-        ]
-        fits = [own == other for own, other in zip(*stand, strict=True)]
+        fits = [own.places == other.places for own, other in zip(batch, partners, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         theirs = _attention_differences(last, LastPosition(model, others), places)
         theirs[~torch.tensor(fits)] = torch.nan
         own = _attention_differences(last, last, places)
         return {
-            "logit_difference": plain,
-            "effect": effect,
-            "direct_effect": _direct_effects(last, makes),
+            "logit_difference": differences[0],
+            "effect": _effects(differences, shape),
+            "direct_effect": _effects(_direct_differences(last, makes), shape),
             "logit_difference_all_swapped": answers_of(batch, *all_swapped)["logit_difference"],
             "attention_difference": torch.stack([own, theirs], 1),
         }
@@ -169,16 +169,14 @@ def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         make = donated(z, donors, index)
-        final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
-        differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
-        return {
-            "effect_by_route": (differences[0] - differences[1:]).T.unflatten(
-                1, (len(ROUTES), len(heads))
-            )
-        }
+        every = [(make([head]), route) for route in ROUTES.values() for head in heads]
+        # The first version is the plain run.
+        final = routed(last, [(UNCHANGED, ROUTES["all"]), *every])
+        shape = len(ROUTES), len(heads)
+        return {"effect_by_route": _effects(_differences(last, final), shape)}
 
     arrays = read_batches("ways", encoded, 2048, run)
-    layer, number = ([head[axis] for head in heads] for axis in (0, 1))
+    layer, number = np.reshape(heads, (-1, 2)).astype(int).T
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
     return observations("looks", encoded, arrays, route=list(ROUTES), **senders)
 
@@ -199,37 +197,34 @@ def _attention_differences(
     return torch.stack(each, 1)
 
 
-def _effects(last: LastPosition, makes: Sequence[Make]) -> tuple[Tensor, Tensor]:
-    """Plain logit differences (batch), and effects of each head (batch, contrast, layer, head)."""
-    every = last.model.n_layers, last.model.n_heads
-    edits = [UNCHANGED, *(make([head]) for make in makes for head in np.ndindex(every))]
-    differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
-    for rows, final in last.finals(edits):
-        differences[rows] = _differences(last, final)
-    return differences[0], (differences[0] - differences[1:]).T.unflatten(1, (len(makes), *every))
+def _effects(
+    differences: Float[Tensor, "version batch"], shape: tuple[int, ...]
+) -> Float[Tensor, "batch ..."]:
+    """Return by how much each version but the first lowers the logit difference of the first."""
+    return (differences[0] - differences[1:]).T.unflatten(1, shape)
 
 
-def _direct_effects(
+def _direct_differences(
     last: LastPosition, makes: Sequence[Make]
-) -> Float[Tensor, "batch contrast layer head"]:
-    """Direct effects of each head."""
-    final, every = last.capture.resid_final, (last.model.n_layers, last.model.n_heads)
-    each = []
-    for make, layer in product(makes, range(every[0])):
-        alone = [
-            final + message(last, make([(layer, head)]), layer)[:, 0] for head in range(every[1])
-        ]
+) -> Float[Tensor, "version batch"]:
+    """Return logit differences of the plain run, and under each head's message alone."""
+    final, every_head = last.capture.resid_final, range(last.model.n_heads)
+    each = [_differences(last, final[None])]
+    for make, layer in product(makes, range(last.model.n_layers)):
+        alone = [final + message(last, make([(layer, head)]), layer)[:, 0] for head in every_head]
         each.append(_differences(last, torch.stack(alone)))
-    return (_differences(last, final) - torch.cat(each)).T.unflatten(1, (len(makes), *every))
+    return torch.cat(each)
 
 
 def swapped_positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
     """Which positions each of POSITIONS names."""
     at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[
-            3, row
-        ] = True
+        start, stop = e.query_span
+        for which, positions in enumerate(
+            (-1, slice(start, stop), slice(start, None), slice(None))
+        ):
+            at[which, row, positions] = True
     return at
 
 

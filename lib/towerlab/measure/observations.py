@@ -63,23 +63,15 @@ def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
     """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
     order.
     """
-    dims = {name: about.dims for name, about in variables().get(measurement, {}).items()}
+    dims = {name: row.dims for name, row in variables().get(measurement, {}).items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
+    out = {}
     for name, x in arrays.items():
-        if not isinstance(x, tuple) and np.ndim(x) != len(dims.get(name, ())):
-            raise TwoTowersError(
-                f"'{name}' of {measurement} has {np.ndim(x)} dimensions, and "
-                f"{len(dims.get(name, ()))} in data/variables.csv: correct its line there"
-            )
-
-    def of(name: str, x: Any) -> Any:
-        return (
-            x
-            if isinstance(x, tuple)
-            else xr.Variable(sorted(dims[name], key="prompt".__ne__), x).transpose(*dims[name])
-        )
-
-    return {name: of(name, x) for name, x in arrays.items()}
+        if not isinstance(x, tuple):
+            prompt_first = sorted(dims[name], key="prompt".__ne__)
+            x = xr.Variable(prompt_first, x).transpose(*dims[name])
+        out[name] = x
+    return out
 
 
 def in_memory(run: Callable[[int], T], size: int) -> T:

@@ -239,8 +239,7 @@ class Pipeline:
         If it has no meaning for the model, it has no variables, and its attribute NOT_TESTABLE says
         why.
         """
-        path = self.path(name)
-        data = self._saved(path, name)
+        path, data = self.path(name), self._saved(name)
         if data is not None and AGAIN not in data.attrs:
             return data
         files.check_writable(path)
@@ -265,9 +264,10 @@ class Pipeline:
         say(f"{self.name}: {name} {result}")
         return files.load(path)
 
-    def _saved(self, path: Path, name: str) -> xr.Dataset | None:
-        """Return the measurement of a file, None if the file is missing, or has another form or
+    def _saved(self, name: str) -> xr.Dataset | None:
+        """Return a measurement from its file, None if the file is missing, or has another form or
         identity."""
+        path = self.path(name)
         try:
             data = files.load(path) if path.is_file() else None
         except files.OtherForm:  # other code wrote it
@@ -288,7 +288,7 @@ class Pipeline:
         identity, size, parts = self.identity(name), self.part_size(name), []
         n, bar = math.ceil(len(recipe.items) / size), progress(f"{name}, all", len(recipe.items))
         for number in range(n):
-            file = f".{name}.{recipe.stage_name}.{number}-{size}.part"
+            file = f".{name}.{recipe.stage or recipe.measure.__name__}.{number}-{size}.part"
             path = self.path(name).with_name(file)
             try:
                 data = files.read(path)

@@ -42,10 +42,6 @@ class Recipe:
     """name of this stage among those of a measurement; by default that of `measure`"""
 
     @property
-    def stage_name(self) -> str:
-        return self.stage or self.measure.__name__
-
-    @property
     def all_sets(self) -> Sets:
         """The named sets, then the random ones."""
         random = {

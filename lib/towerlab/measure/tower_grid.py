@@ -25,7 +25,6 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers import head_selection
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.label_reads import query_and_keys
@@ -69,16 +68,7 @@ def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
             key: nats). `keys` (pair, layer, kv_head, d_head): of label positions by the class of
             their text, before rotation. Both after a norm of queries and keys where the model has
             one.
-
-    Raises:
-        TwoTowersError: for a pair whose prompts ask one class only.
     """
-    names = sorted({e.prompt.dataset for e in encoded})
-    for name in names:
-        if len({e.prompt.cls for e in encoded if e.prompt.dataset == name}) < 2:
-            raise TwoTowersError(
-                f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair"
-            )
 
     def read(capture: Capture) -> dict[str, Tensor]:
         """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
@@ -89,19 +79,20 @@ def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
-    variables = {}
     asked = [e.prompt.cls for e in encoded]
     shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
+    names, variables = sorted({e.prompt.dataset for e in encoded}), {}
     for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
-        first, second = (
+        of_classes = [
             [
-                vectors[name][np.array(classes) == pair.split("/")[side]].mean(0, dtype=float)
-                for pair in names
+                vectors[name][np.array(classes) == cls].mean(0, dtype=float)
+                for cls in pair.split("/")
             ]
-            for side in (0, 1)
-        )
-        variables[name] = (("pair", "layer", head, "d_head"), np.array(first) - np.array(second))
-    return xr.Dataset(variables, coords={"pair": names})
+            for pair in names
+        ]
+        differences = np.array([first - second for first, second in of_classes])
+        variables[name] = (("pair", "layer", head, "d_head"), differences)
+    return xr.Dataset(variables, {"pair": names})
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -138,6 +129,7 @@ def at_positions(
         Layer -> vectors of queries, and layer -> vectors of keys; both after rotation.
     """
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
+    dtype = torch.promote_types(model.dtype, torch.float32)
     last = torch.tensor(batch[0].last, device=model.device)
     at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
     first = [
@@ -147,13 +139,10 @@ def at_positions(
     queries, keys = {}, {}
     for layer in layers:
         query, key = (
-            torch.tensor(of_prompt[name].isel(layer=layer).values) for name in ("query", "keys")
+            torch.from_numpy(of_prompt[name].isel(layer=layer).values).to(model.device, dtype)
+            for name in ("query", "keys")
         )
-        query, key = (
-            x.to(model.device, torch.promote_types(model.dtype, torch.float32))
-            for x in (query, key)
-        )
-        key = (key[:, :, None] * sign).expand(-1, -1, at.shape[-1], -1)
+        key = key[:, :, None] * sign
         queries[layer] = query_key.rotated(model, layer, query, last.expand(query.shape[:-1]))
         keys[layer] = query_key.rotated(model, layer, key, at.expand(key.shape[:-1]))
     return queries, keys
@@ -182,15 +171,7 @@ def tower_grid(
 
     Returns:
         Answers over (head_set, query_coefficient, key_coefficient, prompt).
-
-    Raises:
-        TwoTowersError: for a class pair without a direction.
     """
-    for _, of in moved.values():
-        if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
-            raise TwoTowersError(
-                f"no direction for {min(missing)}: locate on prompts of the same class pairs"
-            )
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     shape = len(moved), len(coefficients), len(coefficients)
 
@@ -199,18 +180,17 @@ def tower_grid(
         vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
         edits = []
         for heads, of in moved.values():
-            for by in product(coefficients, repeat=2):  # the query's, and that of keys
-                query, keys = (
-                    {layer: c * x[layer] for layer in x}
-                    for c, x in zip(by, vectors[id(of)], strict=True)
-                )
+            for by_query, by_keys in product(coefficients, repeat=2):
+                query, keys = vectors[id(of)]
+                query = {layer: by_query * x for layer, x in query.items()}
+                keys = {layer: by_keys * x for layer, x in keys.items()}
                 edits.append(steer(heads, query, keys, at))
         answered = LastPosition(model, batch).answers(edits)
         return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
 
-    every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
     arrays = read_batches("towers moved", encoded, 2048, run)
-    return observations("tower_grid", encoded, arrays, head_set=list(moved), **every)
+    grid = {f"{tower}_coefficient": list(coefficients) for tower in ("query", "key")}
+    return observations("tower_grid", encoded, arrays, head_set=list(moved), **grid)
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
@@ -237,22 +217,21 @@ def other_labels(pipeline: Pipeline, encoded: Sequence[Encoded]) -> list[tuple[l
             heads, or where a half lacks one of the classes.
     """
     first = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
-    heads = pipeline.head_sets[BY_ATTENTION]
     directing = _directing(pipeline.design, 2 * BLOCKS)
     halves: list[tuple[list[int], Moved]] = []
     for half in (True, False):
-        at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
+        at, others = (
+            [i for i, e in enumerate(of) if (frozenset(e.prompt.labels) in first) == side]
+            for of, side in ((encoded, half), (directing, not half))
+        )
         pairs = {encoded[i].prompt.dataset for i in at}
-        others = [
-            e
-            for e in directing
-            if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half
-        ]
-        asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
-        every = {(pair, name) for pair in pairs for name in pair.split("/")}
-        if not heads or not at or not every <= asked:
+        theirs = [directing[i] for i in others if directing[i].prompt.dataset in pairs]
+        asked = {(e.prompt.dataset, e.prompt.cls) for e in theirs}
+        heads = pipeline.head_sets[BY_ATTENTION]
+        if not heads or not at or len(asked) < 2 * len(pairs):
             return []
-        halves.append((at, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
+        directions = class_directions(pipeline.model, theirs)
+        halves.append((at, along(directions, {OTHER_LABELS: heads})))
     return halves
 
 
@@ -283,10 +262,8 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
         parts = []
         for number, (at, moved) in enumerate(splits):
             some, stage = [encoded[i] for i in at], f"{min(moved)} {number}"
-            part = pipeline.make(
-                name, Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=stage)
-            )
-            parts.append(part.assign_coords(at=("prompt", at)))
+            recipe = Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=stage)
+            parts.append(pipeline.make(name, recipe).assign_coords(at=("prompt", at)))
         if parts:
             data.append(joined(parts).sortby("at").drop_vars("at"))
     return joined(data, "head_set")
@@ -305,12 +282,11 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
     attention along twenty random directions.
     """
     sets, directions = present(pipeline.head_sets, BY_ATTENTION), directions_of(pipeline)
-    random: list[tuple[Heads, xr.Dataset]] = [
-        (heads, directions) for heads in random_sets(pipeline, sets)[BY_ATTENTION]
+    heads, seed = sets[BY_ATTENTION], pipeline.settings.seed
+    random = [
+        *((other, directions) for other in random_sets(pipeline, sets)[BY_ATTENTION]),
+        *((heads, random_directions(directions, [seed, i])) for i in range(DRAWS)),
     ]
-    for i in range(DRAWS):
-        other = random_directions(directions, [pipeline.settings.seed, i])
-        random.append((sets[BY_ATTENTION], other))
     some, moved = pipeline.design.intervention()[:PROMPTS], along(directions, sets)
     return Recipe(
         tower_grid, some, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"

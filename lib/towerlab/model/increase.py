@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.model import Model, widen
-from towerlab.model.unembed import check_norm, direction, fold_norm, log_sum_exp, norm_scale
+from towerlab.model.unembed import direction, fold_norm, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time: values of one layer stay in a processor's second cache
 ON_GPU = 8  # times as many, or starting kernels would cost more than running them
@@ -70,7 +70,6 @@ def increases_along(
     >>> [tuple(part.shape) for part in of]
     [(2, 4), (2, 4), (2, 4, 8)]
     """
-    check_norm(norm)
     n_layers, n_prompts, n_heads, d_head = z.shape
     # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
     as_vectors = n_prompts * (model.d_model - d_head) < model.d_model * d_head
@@ -131,7 +130,7 @@ def _walk(
             of_ffn, bias, vectors = products[3 * layer : 3 * layer + 3]
             between = before + bias
             if as_vectors:
-                parts = [vectors.view(model.n_heads, *before.shape)]
+                parts = iter([vectors.view(model.n_heads, *before.shape)])
             else:
                 factors = model.output_weight(layer).to(slab) @ slab
                 parts = (z[layer][None, :, h] @ of for h, of in enumerate(factors))

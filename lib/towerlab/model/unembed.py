@@ -23,19 +23,12 @@ from collections.abc import Callable, Iterator
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from twotowers.errors import TwoTowersError
 
 from towerlab.model.model import Model, Unembedding, rms, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # vocabulary entries projected at a time
 ROWS = 4096  # vectors ranked at a time
-
-
-def check_norm(norm: str) -> None:
-    """Raise TwoTowersError, naming the choices, on what is none of NORMS."""
-    if norm not in NORMS:
-        raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
 
 
 def centre(

@@ -132,6 +132,11 @@ class Encoded:
         return self.label_ids[self.prompt.true_label]
 
     @property
+    def places(self) -> tuple[tuple[int, ...], int]:
+        """Positions of the labels and of the final ':'."""
+        return self.label_positions, self.last
+
+    @property
     def label_pair(self) -> tuple[int, int]:
         """Ids of the followed tokens of both labels, the true one first."""
         return self.true_id, next(
