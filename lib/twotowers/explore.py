@@ -17,12 +17,11 @@ import pandas as pd
 import xarray as xr
 
 from twotowers import figures, pages
-from twotowers.heads import Head
+from twotowers.head_selection import top
 from twotowers.tables import shown_name
 
 Files = Mapping[str, xr.Dataset]
 ALL = "all"
-LISTED = ("listed_head", "named_head")  # dimensions of single heads by their names
 
 
 def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, Any]]]:
@@ -40,16 +39,15 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
             in descending order of the first variable.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {
-        "head" if dim in LISTED else dim: {x: {dim: x} for x in data[dim].values.tolist()}
+        dim: {x: {dim: x} for x in data[dim].values.tolist()}
         for dim in map(str, data.dims)
         if data[dim].dtype.kind in "UO"
     }
     if {"layer", "head"} <= {*data.dims}:
         means = next(iter(data.values())).mean({*data.dims} - {"layer", "head"})
-        order = means.transpose("layer", "head").to_series().sort_values(ascending=False).index
-        found["head"] = {str(Head(*at)): Head(*at)._asdict() for at in order}
+        heads = top(means, means.size, least=-np.inf)
+        found["head"] = {str(head): head._asdict() for head in heads}
     if "prompt" in data.dims and not over:
-        every = {ALL: {"prompt": slice(None)}}
         pairs, texts = (
             {
                 x.replace("\n", " · "): {"prompt": np.flatnonzero(of == x).tolist()}
@@ -59,7 +57,7 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
         )
         # A table of demonstrations is read beside the text of one prompt.
         first = dict([*texts.items()][:1]) if "place" in data.dims else {}
-        found["prompts"] = first | every | pairs | texts
+        found["prompts"] = first | {ALL: {"prompt": slice(None)}} | pairs | texts
     return found
 
 
@@ -80,14 +78,9 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
         are_true = data["true"].all("prompt").values
         means["place"] = [f"{i}{', true' * true}" for i, true in enumerate(are_true.tolist(), 1)]
     means = means if means.dims else means.expand_dims("prompts")
-    frame = means.rename({dim: _words(dim) for dim in means.dims}).to_dataframe()[[*data]]
-    frame.columns = [f"{_words(name)} ({x.attrs['units']})" for name, x in data.items()]
-    frame = frame.unstack() if frame.index.nlevels > 1 else frame
-    return frame.rename(index=_words, columns=_words)
-
-
-def _words(name: object) -> str:
-    return f"{name:g}" if isinstance(name, float) else str(name).replace("_", " ")
+    frame = means.to_dataframe()[[*data]]
+    frame.columns = [f"{name} ({x.attrs['units']})".replace("_", " ") for name, x in data.items()]
+    return frame.unstack() if frame.index.nlevels > 1 else frame
 
 
 def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
@@ -110,15 +103,12 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
     controls, numbers = widgets.HBox(layout={"flex_flow": "row wrap"}), widgets.HTML()
 
     def offer(_: object = None) -> None:
-        before = {control.description: control.label for control in controls.children}
-        of_model = []
-        for name, entries in choices(files[models.value], over).items():
-            control = widgets.Dropdown(options=[*entries.items()], description=_words(name))
-            if before.get(control.description) in entries:
-                control.label = before[control.description]
+        controls.children = [
+            widgets.Dropdown(options=[*entries.items()], description=name.replace("_", " "))
+            for name, entries in choices(files[models.value], over).items()
+        ]
+        for control in controls.children:
             control.observe(show, "value")
-            of_model.append(control)
-        controls.children = of_model
         show()
 
     def show(_: object = None) -> None:
