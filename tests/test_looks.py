@@ -184,8 +184,7 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
 
 
 def test_sentences_follow_no_sender():
-    model, encoded = of_two_blocks("gpt2")
-    assert ways(model, encoded, []).effect_by_route.sizes["sender"] == 0
+    assert ways(shared_tiny("gpt2"), tiny_blocks.blocks(1), []).effect_by_route.sizes["sender"] == 0
 
 
 def test_swapped_weights_by_hand():
