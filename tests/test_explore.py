@@ -105,9 +105,6 @@ def test_every_control_changes_what_is_shown(explorer):
         explorer.controls[name].label = next(x for x in labels[::-1] if x != start[name])
         assert not explorer.frame.equals(first), name
         explorer.controls[name].label = start[name]
-    # An entry that both models have stays chosen.
-    same = {name: control.label for name, control in explorer.controls.items()} == start
-    assert explorer.frame.equals(first) == same
 
 
 @pytest.mark.parametrize("explorer", ["04-attention-weights"], indirect=True)
@@ -120,25 +117,11 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
         f"{i}" + ", true" * bool(true) for i, true in enumerate(data.true.values[0], 1)
     ]
     at = (data["pair"] == "animal/country").values
-    explorer.controls["prompts"].label = "animal/country"
-    assert at.sum() > 1 and f"mean over prompts: {at.sum()}" in explorer.html
-    assert explorer.frame.to_numpy()[:, 0] == pytest.approx(
-        attention.isel(prompt=at).mean("prompt").values
-    )
-    explorer.controls["prompts"].label = "all"
-    assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.mean("prompt").values)
-
-
-@pytest.mark.parametrize("explorer", ["12-what-every-head-does"], indirect=True)
-def test_groups_of_prompts_are_rows(explorer, chapter):
-    data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="attention swapped")
-    explorer.controls["head"].label = "24-4"
-    means = (
-        data[["effect", "direct_effect"]]
-        .isel(prompt=data.pair.values == "crime/tree")
-        .mean("prompt")
-    )
-    assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])
+    for label, some in (("animal/country", at), ("all", at | True)):
+        explorer.controls["prompts"].label = label
+        assert f"mean over prompts: {some.sum()}" in explorer.html
+        expected = attention.isel(prompt=some).mean("prompt").values
+        assert explorer.frame.to_numpy()[:, 0] == pytest.approx(expected)
 
 
 def test_without_a_file_nothing_is_shown_and_another_model_stands_in(chapter, shown, monkeypatch):

@@ -7,16 +7,14 @@ import re
 
 import numpy as np
 import pytest
-from browser import HEADS, PAGE, ROOT, browser, fields, needs_browser, refuses, text
+from browser import HEADS, PAGE, browser, fields, needs_browser, refuses, text
 from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
-from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.heads import increases
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
-from twotowers import head_selection
 from twotowers.heads import Head
 
 pytestmark = needs_browser
@@ -24,16 +22,10 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def example():
-    """The model, the paper's example encoded, its capture, and what the heads' measurement says of
-    it."""
+    """The model, the paper's example encoded, its capture, and increases of its heads."""
     model = load("mini-gpt2")
     (e,) = encode_all([EXAMPLE], model.tokenizer)
-    return (
-        model,
-        e,
-        capture(model, [e], {"weights"}),
-        measure_heads(model, [e]).assign(increases(model, [e]).data_vars),
-    )
+    return model, e, capture(model, [e], {"weights"}), increases(model, [e])["increase"]
 
 
 def nats_in(label: str) -> float:
@@ -42,7 +34,7 @@ def nats_in(label: str) -> float:
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
-    model, e, plain, of_heads = example
+    model, e, plain, increase = example
     with edited(model, zero([*map(Head.parse, HEADS)], everywhere([e]))):
         shares = [
             f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))
@@ -56,12 +48,10 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
         )
         page.get_by_label("over all words").check()
         label = page.get_attribute('[data-head="3-1"]', "aria-label")
-        assert nats_in(label) == pytest.approx(float(of_heads["increase"][0, 3, 1]), abs=6e-4)
-        assert page.get_by_label("over all words").is_checked()
+        assert nats_in(label) == pytest.approx(float(increase[0, 3, 1]), abs=6e-4)
         page.get_by_role("button", name="zero").click()  # all heads with arcs
-        assert " → ".join(shares) in text(
-            page, "answer"
-        ) and "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
+        assert " → ".join(shares) in text(page, "answer")
+        assert "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
     nats = {re.search(r"head (\S+?),", label)[1]: nats_in(label) for label in cells}
     for (layer, head), value in np.ndenumerate(head_logit_differences(plain, model).numpy()):
         assert nats[f"{layer}-{head}"] == pytest.approx(value, abs=6e-4)
@@ -85,40 +75,6 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
             assert text(page, "score") == f"{i} of {i} right"
             assert text(page, "says") == answer or not answer
-            links = page.locator(".tinker-told a").evaluate_all(
-                "all => all.map((a) => a.getAttribute('href').replace('.html', ''))"
-            )  # to the chapter that tests it
-            assert links and all([*(ROOT / "book").glob(f"{name}.*")] for name in links)
-
-
-def test_four_steps_are_told_with_the_numbers_of_the_prompt(address, example):
-    (model, e, plain, of_heads), heads = example, list(map(Head.parse, HEADS))
-    looks = np.mean(
-        [plain.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0
-    )
-    adds = head_selection.pick(of_heads["contribution"], heads).sum().item()
-    total = (plain.logits[0, e.true_id] - plain.logits[0, e.label_ids["bar"]]).item()
-    theirs = sum(head_logit_differences(plain, model)[head].item() for head in heads)
-
-    def number(tag: str) -> float:
-        return float(tag.replace("−", "-").strip("%"))
-
-    with browser(address) as page:
-        page.clock.install()
-
-        def tags():
-            return [*map(number, page.locator(".tinker-prompt li .tinker-tag").all_text_contents())]
-
-        page.get_by_role("button", name="play").click()
-        assert min(tags()) >= 90
-        page.clock.run_for(7000)
-        assert tags() == pytest.approx(100 * looks, abs=0.51)
-        page.get_by_role("button", name="pause").click()
-        page.get_by_role("button", name="step", exact=True).click()
-        assert sum(tags()) == pytest.approx(adds, abs=0.21)
-        page.get_by_role("button", name="4 add up").click()
-        nats = [number(x) for x in re.findall(r"[+−]\d+\.\d", text(page, "told"))]
-        assert nats == pytest.approx([theirs, total - theirs, total], abs=0.051)
 
 
 def test_the_slider_moves_the_query_and_turns_the_answer(address):
@@ -131,9 +87,6 @@ def test_the_slider_moves_the_query_and_turns_the_answer(address):
         assert word.evaluate(at) != start
         page.get_by_role("button", name="undo").click()
         assert word.evaluate(at) == start and text(page, "says") == "foo"
-        for example in ("1", "2"):
-            page.get_by_label(f"text of example {example}", exact=True).fill("qwx")
-        assert slider.is_disabled() and page.locator(".tinker-plane").count() == 0
 
 
 BAD = {
@@ -155,10 +108,7 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
             assert text(page, "error") == "" and fields(page) == start
         query.fill("<img src=x onerror=alert(1)> שלום")
         assert text(page, "error") == "" and page.locator("#tinker img").count() == 0
-        page.get_by_label("move example 1 down", exact=True).click()
-        for _ in range(2):
-            page.get_by_role("button", name="undo").click()
-        assert fields(page) == start and text(page, "sentence") == good
+        page.get_by_role("button", name="undo").click()
         page.get_by_role("button", name="redo").click()
         assert fields(page)[-2].startswith("<img")
 
@@ -173,14 +123,8 @@ def test_the_address_holds_the_state_and_refuses_another(address):
     code = link.partition("=")[2]
     state = json.loads(base64.urlsafe_b64decode(code + "=="))
     bad = [
-        {"extra": 1},
-        {"heads": {"9-1": "zero"}},
-        {"factor": "1"},
-        {"push": 9},
-        {"measure": "rank"},
-        {"query": ""},
+        {**state, **fields} for fields in ({"extra": 1}, {"heads": {"9-1": "zero"}}, {"push": 9})
     ]
-    bad = [*({**state, **fields} for fields in bad), []]
     codes = [base64.urlsafe_b64encode(json.dumps(b).encode()).decode().rstrip("=") for b in bad]
     with browser(link) as page:
         assert (fields(page), text(page, "sentence")) == before and "2-4 scaled by 0.5" in before[1]

@@ -4,23 +4,20 @@ import json
 import random
 from dataclasses import replace
 
-import pytest
 import torch
-from browser import PUSHED, browser, needs_browser, tinker
+from browser import browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
-from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
+from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.model.capture import capture
 from towerlab.model.edits import Edit, edited, everywhere, feed, zero
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
 from towerlab.prompts.blocks import class_words
-from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
-from twotowers.heads import Head
 from twotowers.settings import Form, Settings
 
 pytestmark = needs_browser
@@ -51,18 +48,11 @@ ENGINE = """(states) => {
       edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
   }));
 }"""  # as text: Playwright takes half a minute for so many numbers
-STEER = """([state, pair, name, doses]) => {
+DIRECTION = """([pair, name]) => {
   const { model, tokenizer } = twotowers.opened(twotowersData);
   const { prompts, classes } = twotowersData;
   const towers = new twotowers.Towers(model, tokenizer, prompts, classes);
-  const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
-  const answers = doses.map((dose) => {
-    const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
-      [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
-    return [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
-      prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
-  });
-  return { direction: [...towers.direction(...pair, name)], answers };
+  return [...towers.direction(...pair, name)];
 }"""
 
 
@@ -72,18 +62,9 @@ def random_prompts(tokenizer, n: int) -> list[Prompt]:
     words, out = [word for word in words if word.isalpha()] * 2 + ODD * 20, []
     for _ in range(n):
         labels = draw.sample(["foo", "bar", "baz"], 2)
-        rows = [
-            Demonstration(draw.choice(words), draw.choice(labels))
-            for _ in range(draw.randint(1, 8))
-        ]
-        out.append(
-            Prompt(
-                [*rows, Demonstration(draw.choice(words), labels[1])],
-                draw.choice(words),
-                labels[0],
-                labels,
-            )
-        )
+        said = [*(draw.choice(labels) for _ in range(draw.randint(1, 8))), labels[1]]
+        rows = [Demonstration(draw.choice(words), label) for label in said]
+        out.append(Prompt(rows, draw.choice(words), labels[0], labels))
     return out
 
 
@@ -132,41 +113,13 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
             close(result["edited"], capture(model, [e]).logits[0])
 
 
-def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
-    """The same prompts, directions and answers as `measure.tower_grid` has, at every
-    coefficient."""
+def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
+    """Its prompts and its direction, at a head that the slider moves."""
     run = Pipeline(Settings())
-    locating = run.design.encode(
-        run.design.blocks(BLOCKS * len(run.design.class_pairs), SELECTION, Form(2, "space"))
-    )
-    assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
-    directions = class_directions(run.model, locating)
-    cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
-    demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
-    prompt = replace(
-        EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number"
-    )
-    moved = {"pushed": (list(map(Head.parse, PUSHED)), directions)}
-    data = (
-        tower_grid(run.model, run.design.encode([prompt]), moved, COEFFICIENTS)
-        .sel(key_coefficient=0)
-        .isel(head_set=0, prompt=0)
-    )
-    state = {
-        "demonstrations": [[d.text, d.label] for d in prompt.demonstrations],
-        "query": "one",
-        "true_label": "foo",
-    }
-    pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
-    with browser(address) as page:
-        result = page.evaluate(STEER, [state, pair[::-1], "3-1", list(COEFFICIENTS)])
-    for dose, answers in zip(COEFFICIENTS, result["answers"], strict=True):
-        at = data.sel(query_coefficient=dose)
-        for answer in answers:
-            assert answer == pytest.approx(
-                [float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS
-            )
-    close(
-        result["direction"],
-        torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]),
-    )
+    n = BLOCKS * len(run.design.class_pairs)
+    selection = run.design.encode(run.design.blocks(n, SELECTION, Form(2, "space")))
+    assert [e.prompt.text for e in selection] == tinker.prompts()["located"]
+    expected = class_directions(run.model, selection)["query"].sel(pair="sentiment/number")
+    with browser(address) as page:  # from the second class to the first
+        result = page.evaluate(DIRECTION, [["number", "sentiment"], "3-1"])
+    close(result, torch.tensor(expected.values[3, 1]))
