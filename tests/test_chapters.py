@@ -1,11 +1,9 @@
 """Chapters on two hand-made models that learn nothing: no claim about learning may hold, no cell
 may fail."""
 
-import builtins
 import json
 import re
 import shutil
-import symtable
 
 import pytest
 import torch
@@ -109,30 +107,3 @@ def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypat
         {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set()
     )
     assert verdicts <= {evidence.NOT_TESTABLE} | tested
-
-
-def assigned_and_read(cell):
-    """Names that a cell of code assigns, and those that it reads and does not assign."""
-    table = symtable.symtable(cell, "cell", "exec")
-
-    def global_names(inner):
-        names = {s.get_name() for s in inner.get_symbols() if s.is_global() and s.is_referenced()}
-        return names.union(*map(global_names, inner.get_children()))
-
-    assigned = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    read = {s.get_name() for s in table.get_symbols() if s.is_referenced()}.union(
-        *map(global_names, table.get_children())
-    )
-    return assigned, read - assigned - {*dir(builtins), "display"}
-
-
-@pytest.mark.parametrize(
-    "notebook", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem
-)
-def test_a_cell_can_be_run_again_after_later_ones(notebook):
-    """What it reads from other cells is assigned in one cell only."""
-    cells = json.loads(notebook.read_text("utf8"))["cells"]
-    cells = [assigned_and_read("".join(c["source"])) for c in cells if c["cell_type"] == "code"]
-    for _, read in cells:
-        for name in read:
-            assert sum(name in assigned for assigned, _ in cells) == 1, name

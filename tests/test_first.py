@@ -1,11 +1,10 @@
 """What the first screen is put together from; how it looks and works is in tests/test_pages.py."""
 
-import json
 import re
 
 import pandas as pd
 import pytest
-from browser import ROOT, first
+from browser import first
 from twotowers import claims
 
 
@@ -41,9 +40,3 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     assert "3 of the 4 are of models that fail" in text and "nearest label (3)" in text
     assert "1 agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
-
-
-def test_the_opening_page_is_short():
-    cells = json.loads((ROOT / "book/intro.ipynb").read_text("utf8"))["cells"]
-    text = " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    assert first.MARK.search(text) and len(first.MARK.sub("", text).split()) <= 350

