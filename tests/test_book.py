@@ -2,15 +2,13 @@
 is missing or mistyped."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import altair as alt
 import numpy as np
 import pandas as pd
-import papermill
 import pytest
 import xarray as xr
-from conftest import ROOT, refused
+from conftest import refused
 from twotowers import book, evidence, files, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
@@ -148,14 +146,7 @@ def test_a_table_goes_through_dimensions(chapter):
     shares = chapter.table(many, by=("side", "dose"), whole=values)
     assert shares["value"].tolist() == pytest.approx([1, 2, 3, 1, 2, 3])
     assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
-    assert np.isnan(chapter.table(values, whole={"a": values["a"] * 0}).loc[0, "value"])
-    for by in ((), ("side",)):
-        refused(
-            r"values over \(.*dose, prompt\), wanted \(prompt\): take means",
-            chapter.table,
-            many,
-            by=by,
-        )
+    refused(r"dose, prompt\), wanted \(prompt\): take means", chapter.table, many, by=("side",))
 
 
 def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
@@ -223,18 +214,6 @@ def test_a_parameter_that_nobody_knows_is_refused():
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
 
 
-@pytest.mark.slow
-def test_papermill_s_own_cell_is_the_one_that_is_read(tmp_path):
-    """papermill says only in a warning that a notebook has no such parameter, and goes on."""
-    chapter = ROOT / "book/04-attention-weights.ipynb"
-    with ThreadPoolExecutor() as thread:  # the browser of other tests has a loop in this one
-        run = thread.submit(
-            papermill.execute_notebook, chapter, tmp_path / "x.ipynb", {"blcoks": 20}
-        )
-        with pytest.raises(papermill.PapermillExecutionError, match="'blcoks': did you mean 'bl"):
-            run.result()
-
-
 def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(
     chapter, tmp_path, monkeypatch
 ):
@@ -258,10 +237,3 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     monkeypatch.setattr(book.Chapter, "made", lambda self, name, suite: dataset(9.0))
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8
-
-
-def test_another_suite_has_measurements_of_its_own(chapter, monkeypatch):
-    lead = {"words": 3.0, "sentences": 1.0}
-    monkeypatch.setattr(files, "open_precomputed", lambda model, suite, name: dataset(lead[suite]))
-    words, sentences = (chapter.measured("heads", suite)["a"].logit_difference for suite in lead)
-    assert words.mean() > 2 > sentences.mean()

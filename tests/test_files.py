@@ -10,6 +10,7 @@ import xarray as xr
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
+from towerlab.measure.heads import heads
 from towerlab.measure.recipe import Recipe
 from twotowers import files
 from twotowers.catalogue import catalogue, variables
@@ -46,8 +47,8 @@ def test_random_sets_are_a_dimension(data, measure):
     assert random["head_set"].values.tolist() == ["own", "two"]
     assert random["control"] == "random sets"
     for name, of in DRAWS.items():
-        for i, heads in enumerate(of):
-            alone = measure({"x": heads})["logit_difference"].sel(head_set="x")
+        for i, drawn in enumerate(of):
+            alone = measure({"x": drawn})["logit_difference"].sel(head_set="x")
             found = random["logit_difference"].sel(head_set=name, random_set=i)
             np.testing.assert_allclose(found, alone, atol=1e-6)
     without = Recipe(ablations, (), (), PLACE)
@@ -64,6 +65,18 @@ def test_a_measurement_comes_back_from_its_file(data, saved):
         assert (data[name].astype(array.dtype) == array).all()
     assert [path.name for path in saved.parent.iterdir()] == ["a.nc"]
     refused("measure it first", files.load, saved.with_name("none.nc"))
+
+
+def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
+    values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
+    data = heads(shared_tiny("gpt2"), blocks(2))
+    data["writing"][:6, 0, 0] = data["logit_difference"][:6] = values
+    files.save("heads", data, tmp_path / "a.nc", {})
+    again = files.load(tmp_path / "a.nc")
+    large, small = again["writing"].values[:6, 0, 0], again["logit_difference"].values[:6]
+    np.testing.assert_array_equal(small, values.astype(np.float32))
+    np.testing.assert_allclose(large, values, rtol=2**-10)
+    assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all()
 
 
 def test_prompts_have_labels_of_one_kind():

@@ -66,24 +66,3 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     found = {name: files.load(path).attrs["fingerprint"] for name, path in names.items()}
     assert found == {of.name: of.fingerprint for of in (run(a, tmp_path), run(b, tmp_path))}
     assert len(found) == 2 and all(name.startswith("final--") for name in found)
-
-
-def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
-    def path(name, **settings):
-        of = Pipeline(Settings.of({"out": str(tmp_path)} | settings))
-        return of.path(name).relative_to(tmp_path)
-
-    assert str(path("heads")) == "mini-gpt2/words/heads.nc"
-    others = [
-        {"seed": 1},
-        {"k": 2},
-        {"dtype": "bfloat16"},
-        {"labels": "foo/bar"},
-        {"blocks": 9},
-        {"seed": 2},
-    ]
-    assert len({path("heads", **settings) for settings in ({}, *others)}) == 7
-    assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
-    assert path("heads", device="cuda", device_map="auto") == path("heads")
-    place = Settings(out=str(ROOT / "data/measurements"), blocks=200)
-    assert files.folder(place, "x") == ROOT / "data/measurements/x/words"

@@ -2,10 +2,9 @@
 at hand."""
 
 import pytest
-from conftest import shared
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import sentences
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings
 
 FILES = {
     "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy")]),
@@ -47,24 +46,9 @@ def test_own_sentences_are_drawn_without_a_download(monkeypatch):
     monkeypatch.setattr(sentences, "fetch", lambda name: pytest.fail("a file was fetched"))
     run = Pipeline(Settings(suite="sentences", k=4, separator="space"))
     texts = sentences.class_texts("sentences")
-    assert min(map(len, texts.values())) >= 15 and len(
-        {t for own in texts.values() for t in own}
-    ) == sum(map(len, texts.values()))
     prompts = run.design.blocks(4, 1)
     assert {p.dataset for p in prompts} == set(sentences.class_pairs("sentences"))
     assert all(
         p.query in texts[p.cls] and all(d.text in texts[d.cls] for d in p.demonstrations)
         for p in prompts
-    )
-
-
-def test_published_sets(monkeypatch):
-    monkeypatch.setenv(sentences.DATA, str(shared("datasets")))
-    texts = sentences.class_texts("published")
-    classes = [cls for pair in sentences.PAIRS for cls in pair.split("/")]
-    assert len(set(classes)) == len(classes)  # pairs are clusters: no class in two of them
-    assert all(len(texts[cls]) >= 60 for cls in classes)
-    assert max(len(text.split()) for cls in classes for text in texts[cls]) <= sentences.MOST_WORDS
-    Pipeline(Settings(suite="published", k=4, separator="space")).design.blocks(
-        8, 1, Form(4, "space")
     )

@@ -148,14 +148,7 @@ def test_identity_is_model_settings_texts_and_versions(lib):
 
     same = identity()
     assert same == identity(out="elsewhere", device="cuda", device_map="auto")
-    others = [
-        identity(model="y"),
-        identity(blocks=51),
-        identity(locate=41),
-        identity(suite="sentences"),
-        identity(dtype="float64"),
-    ]
-    assert len({same, *others}) == 6
+    assert len({same, identity(model="y"), identity(blocks=51), identity(suite="sentences")}) == 4
     change(lib / "../data/words/words.csv", "cat,", "tomcat,")
     assert identity() != same
     before = identity()
