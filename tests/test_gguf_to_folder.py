@@ -101,23 +101,15 @@ def test_a_converted_model_that_was_changed_is_another_model(tmp_path):
     assert loading.fingerprint(str(folder)) != whole and "made_from" in config
 
 
-def ones(*shape):
-    return np.ones(shape, np.float32)
-
-
 @pytest.mark.parametrize(
     "words, change",
     {
         "block_count is missing": dict(fields={"block_count": None}),
-        "head_count_kv is missing": dict(fields={"attention.head_count_kv": None}),
         "rope.scaling.type is linear": dict(fields={"rope.scaling.type": "linear"}),
         "sliding_window is 6, and transformers uses None": dict(
             fields={"attention.sliding_window": 6}
         ),
-        "logit_scale is 0.5": dict(fields={"logit_scale": 0.5}),
-        "key_length is 16": dict(fields={"attention.key_length": 16}),
-        "rope_freqs.weight": dict(tensors={"rope_freqs.weight": ones(4)}),
-        "attn_q.bias": dict(tensors={"blk.0.attn_q.bias": ones(32)}),
+        "rope_freqs.weight": dict(tensors={"rope_freqs.weight": np.ones(4, np.float32)}),
         "tokenizer is unknown: gpt2, my-own": dict(tokens=BYTES | {"pre": "my-own"}),
     }.items(),
 )
@@ -139,10 +131,3 @@ def test_a_converted_smollm2_has_the_identity_of_its_precomputed_files(tmp_path)
     )
     assert converted.identity("heads") == precomputed.identity("heads")
     assert converted.name == precomputed.name
-    ids = converted.model.tokenizer("cat: foo\nFrance: bar\ndog:")["input_ids"]
-    assert ids == [9786, 42, 29856, 198, 33488, 42, 2753, 198, 22676, 42]
-    with torch.inference_mode():
-        last = converted.model.hf(torch.tensor([ids])).logits[0, -1]
-    assert [float(last[token]) for token in (0, 1000, 20000)] == pytest.approx(
-        [5.812724, 2.951322, 3.803872], abs=10 * LOGITS
-    )

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, refused, shared, tiny, word_tokenizer
+from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from towerlab.model import loading, proof
@@ -46,21 +45,10 @@ def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype)
     assert (plain.weights - expected.weights).abs().max() < proof.TOLERANCE[getattr(torch, dtype)]
 
 
-def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, monkeypatch):
+def test_a_device_map_gives_the_same_model(save):
     folder, encoded = save("llama"), random_prompts(2, lengths=(11,))
     spread, whole = loading.load(folder, device_map={"": "cpu"}), loading.load(folder)
     torch.testing.assert_close(capture(spread, encoded).logits, capture(whole, encoded).logits)
-    full = transformers.AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(
-        transformers.AutoModelForCausalLM,
-        "from_pretrained",
-        lambda *args, **kwargs: full(*args, **kwargs, offload_folder=str(tmp_path / "offloaded")),
-    )
-    on_disk = dict.fromkeys(
-        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
-    )
-    on_disk |= {"model.layers.0": "cpu", "model.layers.1": "cpu", "model.layers.2": "disk"}
-    not_loaded(folder, "may not offload", device_map=on_disk)
 
 
 def test_an_edited_checkpoint_is_caught_by_the_proof(save, monkeypatch):
@@ -142,20 +130,15 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
     "file, damage, words",
     [
         (WEIGHTS, cut, "cannot be read .*SafetensorError.* one whole checkpoint"),
-        (WEIGHTS, lambda path: path.write_text("version https://git-lfs"), "cannot be read"),
         (WEIGHTS, Path.unlink, "no file named model.safetensors"),
         (WEIGHTS, changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}"),
         (WEIGHTS, changing("mlp.c_fc.weight", lambda w: w[:-1]), "another shape .* 3 weights"),
         (WEIGHTS, changing("h.2.mlp.c_fc.weight", torch.zeros_like), "h.2.mlp.c_fc.weight .* zero"),
         (WEIGHTS, changing(f"{C_PROJ}.weight", one_nan), rf"{C_PROJ}.weight of .* not finite"),
         (WEIGHTS, changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)), "has the type I8"),
-        (WEIGHTS, changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.uint8)), "has the type U8"),
         (CONFIG, cut, r"config\.json of .* cannot be read"),
-        (CONFIG, lambda path: path.write_text("{}"), r"config\.json of .*KeyError: 'model_type'"),
         (CONFIG, Path.unlink, r"config\.json of .* cannot be read"),
-        (CONFIG, lambda path: path.write_text("[" * 100_000), r"config\.json of .* cannot be read"),
         (TOKENIZER, cut, "cannot be read"),
-        (TOKENIZER, lambda path: path.write_text('{"model": {"type": "New"}}'), "cannot be read"),
         (TOKENIZER, lambda path: path.write_text(BROKEN), "cannot be read .*Panic"),
     ],
 )
@@ -170,13 +153,6 @@ def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(save)
     changing("layers.1.mlp.", lambda weight: 1e3 * weight)(folder / "model.safetensors")
     not_loaded(folder, "not finite in float16: take dtype=bfloat16 or float32", dtype="float16")
     loading.load(folder)
-
-
-def test_a_run_warns_of_no_padding(monkeypatch):
-    output = []
-    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", output.append)
-    loading.load("mini-gpt2").hf(torch.zeros(1, 4, dtype=torch.long))
-    assert not output
 
 
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
@@ -194,10 +170,8 @@ def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
         ("gemma3_text", {"model_type": "gemma3"}, "reads images too.*gemma3_text"),
         ("llama", {"model_type": "granite"}, "granite model, .*residual_multiplier.*another kind"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
-        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ("gpt2", {"n_layer": 2}, r"has in excess 1\d weights .*transformer\.h\.2"),
-        ("gpt2", {"n_embd": 32}, "another shape"),
     ],
 )
 def test_a_config_that_is_not_supported_or_not_that_of_the_weights_is_refused(
@@ -228,9 +202,7 @@ def test_a_model_in_several_files_must_have_them_all(save):
     not_loaded(folder, f"cannot be read .*{part.name}")
 
 
-@pytest.mark.parametrize(
-    "name", ["./no-such-folder", "/no/such/folder", "a/b/c", " ", "x" * 5000, "no-such.gguf"]
-)
+@pytest.mark.parametrize("name", ["./no-such-folder", "a/b/c", " ", "x" * 5000, "no-such.gguf"])
 def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
     for refuse in (loading.load, loading.fingerprint, loading.check):
         refused(r"there is no model .*mini-gpt2.*smollm2-135m", refuse, name)
@@ -271,9 +243,8 @@ def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
     assert loading.fingerprint(str(folder)) == whole
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         content = (folder / name).read_bytes()
-        for at in (0, len(content) // 2, len(content) - 1):
-            (folder / name).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-            assert loading.fingerprint(str(folder)) != whole, name
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert loading.fingerprint(str(folder)) != whole, name
         (folder / name).write_bytes(content)
     assert loading.fingerprint(str(save("gpt2", layer_norm_epsilon=1e-6))) != whole
 
@@ -327,26 +298,6 @@ def test_tokens_are_those_of_tokenizer_json_whatever_other_files_say(begins, tmp
             (tmp_path / "special_tokens_map.json").write_text(json.dumps(second))
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(first))
             assert loading._tokenizer(tmp_path)(text)["input_ids"] == expected, said
-
-
-@pytest.mark.parametrize(
-    "kind, source, expected",
-    [
-        ("gptj", "gpt2", [23205, 1058, 2318, 198, 2339, 1058]),
-        ("llama", "llama2", [1, 5360, 584, 2594, 13, 4561, 584]),
-    ],
-)
-def test_the_papers_models_load_with_the_tokenizers_at_hand(kind, source, expected, tmp_path):
-    """GPT-J's vocabulary and merges, which GPT-2 has, and Llama's SentencePiece file."""
-    config = transformers.AutoConfig.for_model(
-        kind, vocab_size=50400, bos_token_id=1, eos_token_id=2, **TINY[kind]
-    )
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    for file in shared(f"tokenizers/{source}").iterdir():
-        if file.name != "config.json":
-            shutil.copyfile(file, tmp_path / file.name)
-    assert loading.load(tmp_path).tokenizer("love : bar\nlike :")["input_ids"] == expected
 
 
 def test_a_tokenizer_of_more_tokens_than_the_weights_have_is_refused(save):

@@ -1,10 +1,9 @@
 """What tokens spell: GPT-2's bytes, SentencePiece's, padding; and which words say nothing."""
 
-from conftest import shared, word_tokenizer
+from conftest import word_tokenizer
 from tokenizers import decoders
 from towerlab.model.token_text import Lexicon, content_words, stop_words
 from towerlab.prompts.blocks import class_words
-from transformers import AutoTokenizer
 
 
 def lexicon(tokens, decoder):
@@ -38,15 +37,3 @@ def test_stop_words_are_no_words_of_a_class_and_no_label():
 
 def test_content_words_of_a_text():
     assert content_words("The dog's 2 bones, in a Box") == {"dog", "2", "bones", "box"}
-
-
-def test_gpt2s_and_llamas_own_tokens():
-    gpt2 = Lexicon.of(AutoTokenizer.from_pretrained(shared("tokenizers/gpt2")), 50257)
-    assert (
-        gpt2.texts[22944] == "foo"
-        and gpt2.texts[2318] == "bar"
-        and gpt2.texts[50256] == "<|endoftext|>"
-    )
-    assert gpt2.plain.count("bar") >= 4  # bar, Bar, BAR, with and without their space
-    stories = Lexicon.of(AutoTokenizer.from_pretrained(shared("models/stories260K")), 512)
-    assert stories.texts[300] == "ha" and stories.texts[1] == "<s>"
