@@ -4,7 +4,6 @@ material."""
 import functools
 import json
 import os
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,15 +82,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
     items[:] = sorted(run, key=lambda item: (*LONG, item.path.name).index(item.path.name))
-
-
-def pytest_terminal_summary(terminalreporter):
-    """One line for each thing that tests were skipped for: how many, and how to have it."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    for needed, n in Counter(
-        report.longrepr[2].removeprefix("Skipped: ") for report in skipped
-    ).items():
-        terminalreporter.write_line(f"{n} test{'s need' if n > 1 else ' needs'} {needed}")
 
 
 pytest.register_assert_rewrite("browser")
@@ -231,6 +221,16 @@ def float64():
 
 
 shared_tiny = functools.cache(tiny)
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """The paper's sets have two classes of made-up words in place of the word lists; their
+    tokenizer."""
+    import tiny_blocks
+
+    monkeypatch.setattr("towerlab.prompts.paper_sets.class_words", lambda: tiny_blocks.TEXTS)
+    return tiny_blocks.tokenizer()
 
 
 @pytest.fixture

@@ -42,22 +42,3 @@ def test_operations_are_those_that_torch_counts(work, own):
     with FlopCounterMode(display=False, custom_mapping=SDPA) as counted:
         make()
     assert run.operations(TINY, work, 3, 11, own) == counted.get_total_flops()
-
-
-def test_operations_by_hand():
-    block = 4 * 16 * 16 + 2 * 16 * 64  # weights: four maps of the attention, two of the FFN
-    forward = (
-        2 * (2 * 11 * block + 4 * 11 * 11 * 16) + 2 * 60 * 16
-    )  # two layers, logits at one position
-    assert run.operations(TINY, "forward", 5, 11) == 5 * forward
-    assert run.operations(TINY, "heads", 5, 11) == 5 * (
-        forward + 2 * 7 * 2 * 60 * 16
-    )  # of a layer 4 heads + 3 rows
-    each, once = (
-        5 * 2 * 60 * 16,
-        2 * 60 * 16 * 2 * 16,
-    )  # a vector of each prompt; E through the W_O of two layers
-    factored = once + 5 * 2 * 60 * 2 * 16
-    assert run.operations(TINY, "heads", 5, 11, book=True) == 5 * forward + 3 * each + min(
-        8 * each, factored
-    )

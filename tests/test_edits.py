@@ -3,7 +3,7 @@ in test_independent."""
 
 import pytest
 import torch
-from conftest import random_prompts, tiny
+from conftest import random_prompts
 from tolerances import FLOAT64
 from towerlab.model import last_position
 from towerlab.model.capture import answer, capture
@@ -85,16 +85,3 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
         (result.logits, logits),
     ):
         torch.testing.assert_close(one, other, **FLOAT64)
-
-
-def test_an_edit_is_undone_also_after_an_error():
-    model, encoded = tiny("llama"), random_prompts(2, lengths=(11,))
-    last = LastPosition(model, encoded)
-    edit = exchange(HEADS, "keys", last.plain, positions(encoded))
-    with pytest.raises(RuntimeError, match="on purpose"), edited(model, edit):
-        raise RuntimeError("on purpose")
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.hf.modules())
-    assert not any(
-        "twotowers_readers" in vars(model.part(layer, "attention"))
-        for layer in range(model.n_layers)
-    )

@@ -42,9 +42,3 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
     of_one_length = texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], texts)
     assert of_one_length == {"a": texts["a"][4:], "b": texts["b"]}
     assert len(pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())) == 72
-    assert (
-        texts_of_one_length(
-            tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], {**texts, "b": ["b1 b2"] * 9}
-        )
-        == {}
-    )

@@ -7,8 +7,6 @@ import torch
 from conftest import VOCABULARY, of_two_classes, random_prompts
 from plain_hooks import put, run
 from reference import Reference
-from towerlab.prompts.blocks import draw_blocks
-from twotowers.settings import Form
 
 from benchmarks import known_heads as module
 
@@ -68,12 +66,3 @@ def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
     for layer, weights in enumerate(attentions):
         expected = torch.stack([weights[:, :, at, at - 6] for at in range(7, 14)]).mean((0, 1))
         np.testing.assert_allclose(result[layer], expected.numpy(), atol=1e-10)
-
-
-def test_each_class_has_each_shuffled_label_equally_often():
-    prompts = draw_blocks(8, Form(4, "line break"), seed=3)
-    for before, after in zip(prompts, module.shuffled_labels(prompts), strict=True):
-        pairs = [(d.cls, d.label) for d in after.demonstrations]
-        assert {pairs.count(pair) for pair in pairs} == {2}
-        assert [d.text for d in after.demonstrations] == [d.text for d in before.demonstrations]
-        assert (after.query, after.true_label) == (before.query, before.true_label)

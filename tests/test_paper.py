@@ -4,7 +4,7 @@ heads in models of odd sizes."""
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import refused, shared_tiny, word_tokenizer
+from conftest import refused, shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
 from towerlab.measure.case import WEIGHTS, case
@@ -27,30 +27,7 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
-TEXTS = {"a": [f"a{i}" for i in range(8)], "b": [f"b{i}" for i in range(8)]}
 SETS = ("a/b", "b/a")
-
-
-@pytest.fixture
-def words(monkeypatch):
-    """Two classes of made-up words in place of the word lists; a tokenizer that knows each, and the
-    words of the case."""
-    monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
-    return word_tokenizer(
-        [
-            "<unk>",
-            ":",
-            "foo",
-            "bar",
-            *TEXTS["a"],
-            *TEXTS["b"],
-            "love",
-            "like",
-            "eight",
-            "two",
-            "one",
-        ]
-    )
 
 
 def measured(model, encoded):
@@ -97,13 +74,6 @@ def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
     )
     both = {(p.cls, p.demonstrations[0].cls) for p in prompts}
     assert len(both) == 6 and all(a != b for a, b in both)  # every pair of classes, either way
-    refused(
-        "needs 4 texts of the class 'few', there are 3",
-        paper_prompts,
-        "x",
-        1,
-        texts={"few": "123", "b": "1234"},
-    )
 
 
 def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):
@@ -112,15 +82,11 @@ def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeyp
     paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
     run = Pipeline(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
     assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
-    monkeypatch.setattr(
-        "towerlab.prompts.sentences.set_texts",
-        lambda name: {f"{name} {c}": list("abcdef") for c in "xy"},
-    )
-    monkeypatch.setattr(Design, "encode", lambda self, prompts: refuse("no room"))
-    # asked for again
-    assert "cannot read the paper's prompts: no room" in run.measured("paper").attrs["not_testable"]
-    monkeypatch.setattr(Design, "encode", lambda self, prompts: refuse("another reason"))
-    assert "no room" in run.measured("paper").attrs["not_testable"]  # a result, kept
+    texts = {"x": list("abcdef"), "y": list("abcdef")}
+    monkeypatch.setattr("towerlab.prompts.sentences.set_texts", lambda name: texts)
+    for why in ("no room", "another reason"):  # the first is a result, kept
+        monkeypatch.setattr(Design, "encode", lambda self, prompts, why=why: refuse(why))
+        assert "cannot read the paper's prompts: no room" in run.measured("paper").not_testable
 
 
 def refuse(why):

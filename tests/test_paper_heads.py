@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from conftest import word_tokenizer
 from reference import Reference
 from test_mitigations import free_weights
 from towerlab.measure import paper_heads
@@ -14,7 +13,6 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
 from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
 from towerlab.measure.pipeline import Pipeline
-from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
@@ -22,16 +20,12 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
-TEXTS = {cls: [f"{cls}{i}" for i in range(8)] for cls in "ab"}
-
 
 @pytest.fixture
-def encoded(monkeypatch):
+def encoded(words):
     """encode(prompts), and four prompts of two sets: foo true, then bar true."""
-    monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
-    tokenizer = word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"]])
     prompts = [paper_prompts(name, 1)[0] for name in ("a/b", "b/a")]
-    encode = lambda prompts: encode_all(prompts, tokenizer)  # noqa: E731
+    encode = lambda prompts: encode_all(prompts, words)  # noqa: E731
     return encode, encode([*prompts, *map(exchanged_labels, prompts)])
 
 

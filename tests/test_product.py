@@ -56,12 +56,7 @@ def planted(chapter, axis, noise=0.5, n=160):
 
 @pytest.mark.parametrize(
     ("axis", "verdict"),
-    [
-        ("product", "holds"),
-        ("sum", "does not hold"),
-        ("query alone", "does not hold"),
-        ("keys alone", "does not hold"),
-    ],
+    [("product", "holds"), ("sum", "does not hold"), ("query alone", "does not hold")],
 )
 def test_an_answer_is_told_by_the_axis_that_it_follows(chapter, axis, verdict):
     y = chapter["centred"](planted(chapter, axis), "these")

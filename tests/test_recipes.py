@@ -182,16 +182,6 @@ def test_parts_are_whole_blocks_of_about_sixty_four_passes():
     assert sentences.part_size("paper_changes") == 64
 
 
-def test_named_and_random_sets_are_kept_apart(small):
-    data = small(Pipeline).made("ablations")
-    named, random = files.named_sets(data), files.random_sets(data)
-    assert named["head_set"].values.tolist() == ["none", "paper's twelve"]
-    assert random["head_set"].values.tolist() == ["paper's twelve"]
-    twelve = named.sel(head_set="paper's twelve")["log_prob_true"]
-    assert random.sizes["random_set"] == 20
-    assert not (random["log_prob_true"].isel(head_set=0) == twelve).all("prompt").any()
-
-
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     run = small(Pipeline)
     encoded = run.design.intervention()

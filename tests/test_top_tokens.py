@@ -102,9 +102,14 @@ def test_relations_by_hand():
 
 
 def test_relations_stand_beside_their_tokens(float64, monkeypatch):
-    monkeypatch.setattr(module, "TOP", VOCABULARY)
+    """A label is known by its token, and is listed even where it reads as a stop word."""
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
+    foo = f"word{encoded[0].label_ids['foo']}"
+    plain = tuple("the" if word == foo else word for word in LEXICON.texts)
+    monkeypatch.setattr(module, "TOP", VOCABULARY)
+    monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, plain))
     result = top_tokens(model, [Head(1, 0)], encoded)
+    assert (result["token"] == foo).any("rank").all()
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (
             result[name].transpose("prompt", ..., "rank").values for name in (what, variable)
@@ -122,24 +127,3 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     assert {"own text", "own class", "other class"} <= {
         RELATIONS[c] for c in np.unique(result["relation"])
     }
-
-
-def test_a_label_is_known_by_its_token_and_never_passed_over(float64, monkeypatch):
-    model, encoded = shared_tiny("gpt2"), of_two_classes(2)
-    token = encoded[0].label_ids["foo"]
-    plain = [
-        "the" if i == token else f"word{i}" for i in range(VOCABULARY)
-    ]  # a piece of "foo", and a stop word
-    monkeypatch.setattr(module, "TOP", VOCABULARY)
-    monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, tuple(plain)))
-    result = top_tokens(model, [Head(1, 1)], encoded)
-    at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
-    for place, d in enumerate(encoded[0].prompt.demonstrations):
-        relation = (
-            at["relation"]
-            .isel(place=place)
-            .values[at["token"].isel(place=place).values == f"word{token}"]
-        )
-        assert relation.tolist() == [
-            RELATIONS.index("own label" if d.label == "foo" else "other label")
-        ]

@@ -1,5 +1,5 @@
-"""Whole blocks of prompts for tiny random models: two classes of made-up words, one token a
-word."""
+"""Prompts for tiny random models, whole blocks and the paper's own: two classes of made-up words,
+one token a word."""
 
 from conftest import word_tokenizer
 from towerlab.prompts.blocks import draw_blocks
@@ -11,8 +11,9 @@ FORM = Form(2, "space")
 
 
 def tokenizer():
-    """Every word of TEXTS, both labels and the colon are one token."""
-    return word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"]])
+    """Every word of TEXTS and of the paper's example, both labels and the colon are one token."""
+    example = ["love", "like", "eight", "two", "one"]
+    return word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"], *example])
 
 
 def blocks(n, texts=TEXTS, seed=0):
