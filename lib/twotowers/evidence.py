@@ -311,9 +311,7 @@ def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         (random_set, ..., prompt).
     """
-    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
-        len(sets), -1 if sets else 0, 2
-    )
+    at = np.array(sets, dtype=int).reshape(len(sets), -1, 2)
     layer, head = (xr.DataArray(at[..., axis], dims=("random_set", "of")) for axis in (0, 1))
     return (
         values.isel(layer=layer, head=head)

@@ -56,10 +56,10 @@ def svg(spec: dict) -> str:
     """A chart as a picture. Signs that no XML can hold, at which the library would end Python
     itself, become U+FFFD."""
     spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
-    # What is written as \u.... now is a control character.
     text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
-    unit = re.compile(r'(\\[\\"nrt])|\\u.{4}|\\.|[\ud800-\udfff\ufffe\uffff]')
-    return vl_convert.vegalite_to_svg(unit.sub(lambda match: match[1] or "\ufffd", text))
+    # What is written as \u.... now is a control character.
+    unit = re.compile(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]")
+    return vl_convert.vegalite_to_svg(unit.sub("\ufffd", text))
 
 
 def _shown(spec: dict, **_: Any) -> dict:
@@ -109,9 +109,8 @@ def _theme() -> alt.theme.ThemeConfig:
 def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """Return a colour scale over names: known names keep their colour in every figure."""
     names = list(dict.fromkeys(names))
-    known = {name: COLOURS[name] for name in names if name in COLOURS}
-    spare = itertools.cycle(c for c in OF_ANYTHING if c not in known.values())
-    colours = [known.get(name) or next(spare) for name in names]
+    spare = itertools.cycle(c for c in OF_ANYTHING if c not in map(COLOURS.get, names))
+    colours = [COLOURS.get(name) or next(spare) for name in names]
     columns = 2 if any(len(name) > 18 for name in names) else 3
     shown = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
     return shown.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not

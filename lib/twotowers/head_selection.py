@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 from twotowers.errors import NotTestable
@@ -38,11 +37,10 @@ RANKINGS = ("contribution", "increase", "attention difference", "writing")
 
 def form(forms: xr.Dataset) -> Form:
     """The best-learned form of the grid (`says` over prompts with coordinates k and separator)."""
-    few = forms.isel(prompt=(forms["k"] <= max(MOST_K, int(forms["k"].min()))).values)
-    table = pd.DataFrame({name: few[name].values for name in ("k", "separator", "says")})
-    accuracy = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean()
-    # The index is sorted by k: of equal accuracies the smallest k comes first.
-    k, separator = accuracy.index[int(accuracy.to_numpy().argmax())]
+    table = forms["says"].to_dataframe()
+    table = table[table["k"] <= max(MOST_K, table["k"].min())]
+    # The groups are sorted by k: of equal accuracies the smallest k comes first.
+    k, separator = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
     return Form(int(k), str(separator))
 
 
@@ -152,17 +150,13 @@ def matched_sets(
             f"{len(heads)} heads leave too few of other key-value groups for a control: "
             "choose fewer (top_k)"
         )
-    nearest = {
-        layer: sorted(free, key=lambda at: (abs(at - layer), -at))
-        for layer in {at for at, _ in heads}
-    }
     rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
         pools = {layer: rng.permutation(free[layer]).tolist() for layer in free}
         picks = []
         for layer, _ in heads:
-            at = next(at for at in nearest[layer] if pools[at])
-            picks.append(Head(at, int(pools[at].pop())))
+            nearest = min(filter(pools.get, pools), key=lambda at: (abs(at - layer), -at))
+            picks.append(Head(nearest, pools[nearest].pop()))
         out.append(picks)
     return out
 
@@ -177,11 +171,8 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     Returns:
         (..., listed_head), with the coordinates of `heads.listed`.
     """
-    layer, head = (
-        xr.DataArray([int(at[axis]) for at in heads], dims="listed_head").astype(int)
-        for axis in (0, 1)
-    )
-    return values.isel(layer=layer, head=head).assign_coords(listed(heads))
+    at = xr.Dataset(coords=listed(heads))
+    return values.isel(layer=at["layer"], head=at["head"])
 
 
 def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -207,11 +198,6 @@ def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
         judges = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
         if judges.sizes["prompt"]:
             yield data.isel(prompt=others.values), judges
-
-
-def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:
-    """Heads in both lists, in the order of the first."""
-    return [head for head in a if head in set(b)]
 
 
 def union(a: Sequence[Head], b: Sequence[Head], n: int) -> list[Head]:

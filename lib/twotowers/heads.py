@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from twotowers.errors import TwoTowersError
 
@@ -35,15 +37,11 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
     return [f"{layer}-{head}" for layer, head in heads]
 
 
-def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
+def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
     """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer`
     and `head` beside them."""
-    every = [Head(*head) for head in heads]
-    columns: dict[str, list] = {
-        "listed_head": named(every),
-        "layer": [head.layer for head in every],
-        "head": [head.head for head in every],
-    }
+    layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
+    columns = {"listed_head": named(heads), "layer": layers, "head": numbers}
     return {name: ("listed_head", values) for name, values in columns.items()}
 
 

@@ -253,22 +253,6 @@ def table(
     return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 
 
-def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
-    """Values whose mean is mean(part) / mean(whole), and which spread as it does (delta method).
-
-    For differences of ratios; a single ratio has Fieller's interval (`ratio`).
-
-    Args:
-        part: (prompt,).
-        whole: (prompt,).
-
-    Returns:
-        (prompt,).
-    """
-    share = part.mean("prompt") / whole.mean("prompt")
-    return share + (part - share * whole) / whole.mean("prompt")
-
-
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
     """The estimate of each of many variables.
 

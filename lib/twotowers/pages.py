@@ -1,8 +1,5 @@
 """What pages show beside charts: sentences, tables and notes, in which all text is escaped.
 
-    >>> table = pd.DataFrame({"model": ["a"], "heads": ["all"], "value": 0.31, "n": 20})
-    >>> grid(table.assign(low=0.08, high=0.54), ["heads"], "model").data.loc["all", "a"]
-    '31% [8%, 54%]'
     >>> "&lt;b&gt;" in shown(pd.DataFrame({"word": ["<b>"]})).to_html()
     True
 
@@ -12,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -24,7 +21,6 @@ from twotowers import evidence
 from twotowers.claims import NOT_TESTABLE, PaperResult, Statement
 from twotowers.errors import TwoTowersError
 from twotowers.evidence import EvidenceRow
-from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number, evidence_folder
 from twotowers.tables import shown_name
 
@@ -132,25 +128,6 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{below}'
 
 
-def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
-    """Return a table with "31% [8%, 54%]" in its cells, its entries in the order of `table`.
-
-    Args:
-        table: A table of `Chapter.table`.
-        rows: Columns whose entries become rows.
-        column: The column whose entries become columns.
-        fmt: Format of numbers.
-    """
-    cells = [
-        "" if pd.isna(of.value) else f"{Interval(of.value, (of.n,), of.low, of.high):{fmt}}"
-        for of in table.itertuples()
-    ]
-    wide = table.assign(cell=cells).pivot_table(
-        index=list(rows), columns=column, values="cell", aggfunc="first", sort=False
-    )
-    return shown(wide.fillna("").replace(", ", ",\u00a0", regex=True), index=True)
-
-
 def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
     """A table for a page, every text in it escaped, models under the names that pages show.
 
@@ -161,18 +138,15 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
     """
 
     def named(cell: Any) -> Any:
-        return shown_name(cell) if isinstance(cell, str) else cell
+        return escape(shown_name(cell)) if isinstance(cell, str) else cell
 
     table = table.map(named).rename(index=named, columns=named)
+    table = table.rename_axis(index=named, columns=named)
     if "precision" in form:  # no -0.00
         table = table.map(
             lambda cell: round(cell, form["precision"]) + 0.0 if isinstance(cell, float) else cell
         )
-    styler = table.style.format(escape="html", **form)
-    for axis in (0, 1):
-        styler = styler.format_index(escape="html", axis=axis).format_index_names(
-            escape="html", axis=axis
-        )
+    styler = table.style.format(**form)
     return styler if index else styler.hide(axis="index")
 
 
