@@ -4,6 +4,7 @@ material."""
 import functools
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,27 +259,12 @@ def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
     for i in range(n):
         length = lengths[i % len(lengths)]
         ids = torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
-        k = (length - 2) // 3
-        labels = tuple("foo" if j % 2 else "bar" for j in range(k))
-        prompt = Prompt(
-            tuple(Demonstration(f"word{j}", label) for j, label in enumerate(labels)),
-            f"query{i}",
-            ("foo", "bar")[i % 3 == 0],
-            ("foo", "bar"),
-        )
-        positions = tuple(3 * j + 2 for j in range(k))
-        spans = tuple((3 * j, 3 * j + 1) for j in range(k))
-        out.append(
-            Encoded(
-                prompt,
-                tuple(ids),
-                positions,
-                spans,
-                (length - 2, length - 1),
-                length - 1,
-                {"foo": 7, "bar": 9},
-            )
-        )
+        places = range((length - 2) // 3)
+        shown = tuple(Demonstration(f"word{j}", ("bar", "foo")[j % 2]) for j in places)
+        prompt = Prompt(shown, f"query{i}", ("foo", "bar")[i % 3 == 0], ("foo", "bar"))
+        labels, texts = tuple(3 * j + 2 for j in places), tuple((3 * j, 3 * j + 1) for j in places)
+        query, tokens = (length - 2, length - 1), {"foo": 7, "bar": 9}
+        out.append(Encoded(prompt, tuple(ids), labels, texts, query, length - 1, tokens))
     return out
 
 
@@ -288,6 +274,20 @@ def refused(words: str, call, *arguments, **options) -> str:
         call(*arguments, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def make_home(folder: Path, *changed: str) -> Path:
+    """A home with the book and its data, without precomputed measurements; of `changed`, names of
+    files or folders of data, it has copies."""
+    (folder / "data/measurements").mkdir(parents=True)
+    (folder / "book").symlink_to(ROOT / "book")
+    for path in (ROOT / "data").iterdir():
+        copy = folder / "data" / path.name
+        if path.name in changed:
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+        elif path.name != "measurements":
+            copy.symlink_to(path)
+    return folder
 
 
 def shared(path: str) -> Path:

@@ -1,11 +1,10 @@
 """Lists of one's own: equal however they were saved. What is wrong in them: test_tables.py."""
 
 import csv
-import shutil
 import unicodedata
 
 import pytest
-from conftest import ROOT, refused
+from conftest import ROOT, make_home, refused
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
 from twotowers import files, pages, settings
@@ -25,10 +24,7 @@ READERS = (
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A copy of the lists, to change."""
-    for name in ("words", "sentences", "models"):
-        shutil.copytree(ROOT / "data" / name, tmp_path / "data" / name)
-    for name in ("versions.csv", "variables.csv", "published.csv", "claims.csv"):
-        shutil.copy(ROOT / "data" / name, tmp_path / "data")
+    make_home(tmp_path, "words", "sentences")
     monkeypatch.setenv(HOME, str(tmp_path))
     forget()
     yield tmp_path
@@ -64,7 +60,8 @@ def test_a_list_saved_in_another_way_is_the_same_list(home):
 
 def test_precomputed_measurements_stay_and_new_ones_are_drawn_from_other_lists(home):
     """One more label pair, class pair, class or stop word, or another word."""
-    (home / "data/measurements").symlink_to(ROOT / "data/measurements")
+    precomputed = "data/measurements/smollm2-135m"
+    (home / precomputed).symlink_to(ROOT / precomputed)
     before = files.identity("heads", Settings(), "m@0")
     for file, more in (
         ("labels.csv", "blick,fnord,nonsense"),

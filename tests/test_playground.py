@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import ROOT, refused, word_tokenizer
+from reference import Reference
 from tolerances import FLOAT64
 from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
 from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads as measure_heads
-from towerlab.model.capture import capture
+from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import encode
 from twotowers import figures
@@ -45,19 +46,11 @@ def test_numbers_equal_those_of_the_measurements(model):
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
     effect, encoded = zeroing_effect(model, CASE, ZEROED), encode(CASE, model.tokenizer)
-    plain = capture(model, [encoded])
-    ids = [encoded.label_ids[label] for label in ("foo", "bar")]
-
-    def difference(vector):
-        x, unembedding = plain.resid_final[0], model.unembedding
-        centred = [v - v.mean() if unembedding.centred else v for v in (x, vector)]
-        scale = (centred[0].square().mean() + unembedding.eps).sqrt()
-        logits = (centred[1] / scale * unembedding.gamma) @ unembedding.weight[ids].T
-        return float(logits[0] - logits[1])
-
+    slow = Reference(model, encoded.ids)
     for row in effect.heads.itertuples():
-        vector = plain.z[row.layer, 0, row.head] @ model.output_weight(row.layer)[row.head]
-        assert row.before == pytest.approx(difference(vector), abs=1e-9)
+        bs = unembed.bs_values(slow.head(row.layer, row.head), model.unembedding, slow.scale)
+        difference = bs[encoded.label_ids["foo"]] - bs[encoded.label_ids["bar"]]
+        assert row.before == pytest.approx(float(difference), abs=1e-9)
         assert row.after == 0 or (row.layer, row.head) not in ZEROED
 
 

@@ -7,26 +7,16 @@ from pathlib import Path
 import netCDF4
 import pytest
 from chapter_runs import CHAPTERS, evidence_of
-from conftest import ROOT
+from conftest import ROOT, make_home
 from twotowers import book, files, pages
 
 SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
 
 
-def without_recorded(folder: Path) -> Path:
-    """A home with the book's data, and no recorded folder."""
-    (folder / "data/measurements").mkdir(parents=True)
-    for path in (ROOT / "data").iterdir():
-        if path.name != "measurements":
-            (folder / "data" / path.name).symlink_to(path)
-    (folder / "book").symlink_to(ROOT / "book")
-    return folder
-
-
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOTOWERS_HOME", str(tmp_path))
-    return without_recorded(tmp_path)
+    return make_home(tmp_path)
 
 
 @pytest.fixture
@@ -70,7 +60,7 @@ def test_a_file_of_other_versions_or_another_form_is_named_and_left_out(home, no
 @pytest.fixture(scope="module")
 def papers_only(tmp_path_factory):
     """A home with two models: SmolLM2, and one that has the paper's own measurements only."""
-    home = without_recorded(tmp_path_factory.mktemp("papers"))
+    home = make_home(tmp_path_factory.mktemp("papers"))
     (home / "data/measurements" / SMOLLM2.name).symlink_to(SMOLLM2)
     names = ("paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts")
     copied(home / "data/measurements/papers", names)

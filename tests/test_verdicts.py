@@ -68,6 +68,7 @@ def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(m
         assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == anew
 
 
+@pytest.mark.nightly
 def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     tmp_path, capfd, monkeypatch
 ):

@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, make_home
 from twotowers import catalogue, files
 from twotowers.paths import HOME
 from twotowers.settings import Settings
@@ -103,10 +103,7 @@ def test_whoever_changes_what_measures_says_whether_numbers_change(request):
 def lib(tmp_path, monkeypatch):
     """A copy of the sources, to change; and data/versions.csv to write."""
     shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("words", "sentences"):
-        shutil.copytree(ROOT / "data" / name, tmp_path / "data" / name)
-    for name in ("versions.csv", "published.csv"):
-        shutil.copy(ROOT / "data" / name, tmp_path / "data")
+    make_home(tmp_path, "words", "versions.csv")
     monkeypatch.setenv(HOME, str(tmp_path))
     catalogue.catalogue.cache_clear()
     yield tmp_path / "lib"
