@@ -67,7 +67,6 @@ def test_coordinates_tell_what_a_prompt_is():
     "wrong, message",
     [
         (dict(pairs=["animal/nothing"]), "no class 'nothing'"),
-        (dict(labels=["foo/foo"]), "the labels 'foo', 'foo' cannot"),
         (dict(form=Form(40, "space")), "smaller k"),
     ],
 )

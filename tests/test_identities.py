@@ -36,7 +36,7 @@ def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
-    monkeypatch.setattr(unembed, "vocab_chunks", slabs_of_seven)  # many even for a tiny vocabulary
+    monkeypatch.setattr(unembed, "SLAB", 7)  # many slabs even for a tiny vocabulary
     unembedding = model.unembedding
     v = torch.randn(
         3, 5, model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
@@ -71,11 +71,6 @@ def test_nine_kinds_use_every_field_of_an_architecture():
             for kinds in (TINY, NINE)
         )
         assert of_nine == every, field.name
-
-
-def slabs_of_seven(unembedding):
-    for start in range(0, unembedding.vocabulary, 7):
-        yield start, unembedding.weight[start : start + 7]
 
 
 def test_a_wrong_row_of_the_table_is_refused(model):

@@ -167,8 +167,6 @@ def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
     "kind, config, words",
     [
         ("llama", {"model_type": "bloom"}, "bloom model, which is not supported: .*gpt2, .*llama"),
-        ("gemma3_text", {"model_type": "gemma3"}, "reads images too.*gemma3_text"),
-        ("llama", {"model_type": "granite"}, "granite model, .*residual_multiplier.*another kind"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ("gpt2", {"n_layer": 2}, r"has in excess 1\d weights .*transformer\.h\.2"),

@@ -4,7 +4,7 @@ heads in models of odd sizes."""
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import refused, shared_tiny
+from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
 from towerlab.measure.case import WEIGHTS, case
@@ -59,7 +59,6 @@ def test_the_papers_prompts():
         prompts[0].demonstrations[i].text for i in (2, 3, 0, 1)
     ]
     assert CASE.text == "love : bar like : bar eight : foo two : foo one :"
-    refused("needs 4 texts of the class 'nothing', there are 0", paper_prompts, "nothing/number", 1)
 
 
 def test_sentence_sets_have_queries_and_demonstrations_of_their_own():

@@ -258,15 +258,6 @@ def test_mischief_of_tokenizers_is_refused():
     not_encoded("no token for the text 'like'", PAPER, word_level(r"(?!like)\b\w+|:"))
 
 
-def test_prompts_that_make_no_sense_are_refused():
-    for labels in (("foo", "foo"), ("foo",), "foo"):
-        refused("labels .* cannot be used", make, labels=labels)
-    refused("empty", make, ("", "foo"))
-    for text in ("a ", "\n"):
-        refused("edges", make, (text, "foo"))
-    refused("edges", make, labels=("foo", " bar"))
-
-
 def of_length(n: int) -> Encoded:
     return Encoded(PAPER, tuple(range(n)), (), (), (0, 1), n - 1, {})
 

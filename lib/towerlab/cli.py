@@ -30,7 +30,6 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="twotowers", description=about, allow_abbrev=False)
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     measure = commands.add_parser("measure", help="measure a model; nothing is measured twice")
-    measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     measure.add_argument(
         "--list",
         action="store_true",
@@ -40,8 +39,10 @@ def parser() -> argparse.ArgumentParser:
         "record", help="the same into data/measurements, from where every page shows it"
     )
     record.add_argument("model", help=Settings.model_fields["model"].description)
-    record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     for command, without in ((measure, ()), (record, ("model", "out"))):
+        command.add_argument(
+            "names", nargs="*", metavar="NAME", help="of measurements (default: all)"
+        )
         add_settings(command, without)
     book = commands.add_parser(
         "book", help="measure, run the chapters that changed, build the pages"

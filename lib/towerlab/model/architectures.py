@@ -178,13 +178,3 @@ ARCHITECTURES: dict[str, Architecture] = {
                   ("use_bidirectional_attention", False)),
     ),
 }  # fmt: skip
-
-_NO_ROW = "which no row of the table can say: take a model of another kind"
-REFUSED: dict[str, str] = {
-    "gemma3": "it reads images too, take a model of text alone (gemma3_text, such as "
-    "google/gemma-3-1b-it)",
-    "cohere": f"its logits are scaled (logit_scale), {_NO_ROW}",
-    "cohere2": f"its logits are scaled (logit_scale), {_NO_ROW}",
-    "granite": "what it adds to the residual stream, and its logits, are scaled "
-    f"(residual_multiplier, logits_scaling), {_NO_ROW}",
-}  # model types that readers may well ask for, and what to do instead

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,7 +32,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from towerlab.model.architectures import Architecture
-from towerlab.model.model import Model, widen
+from towerlab.model.model import Model, softcapped, widen
 
 ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
 # attribute of an attention module: functions that see what it is given
@@ -94,7 +95,7 @@ def products(
     mask."""
     groups = widen(query).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("bkgqd,bkpd->bkgqp", groups, widen(key)).flatten(1, 2) * scaling
-    return scores if softcap is None else softcap * (scores / softcap).tanh()
+    return softcapped(scores, softcap)
 
 
 def _allowed(
@@ -176,10 +177,10 @@ def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> It
         for layer in layers:
             module = model.part(layer, "attention")
             readers = (*vars(module).get(READERS, ()), partial(reader, layer))
-            stack.enter_context(attribute(module, READERS, readers))
+            stack.enter_context(patch.object(module, READERS, readers, create=True))
             if method and method not in vars(module):
                 changed = partial(_method, model, layer, getattr(module, method))
-                stack.enter_context(attribute(module, method, changed))
+                stack.enter_context(patch.object(module, method, changed))
         yield
 
 
@@ -208,7 +209,7 @@ def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for block in model.blocks[:layer]:
-            stack.enter_context(attribute(block, "forward", lambda *_args, **_kwargs: output))
+            stack.enter_context(patch.object(block, "forward", lambda *_, **__: output))
         yield
 
 
@@ -222,18 +223,3 @@ def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict
 def hidden_states(output: Any) -> Tensor:
     """Hidden states from what a block returns."""
     return output[0] if isinstance(output, tuple) else output
-
-
-@contextmanager
-def attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """The module with an attribute of its own, which hides the class's; what it had of its own
-    before comes back."""
-    had_own, before = name in vars(module), vars(module).get(name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        if had_own:
-            setattr(module, name, before)
-        else:
-            delattr(module, name)

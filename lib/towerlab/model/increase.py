@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.model import Model, widen
-from towerlab.model.unembed import direction, fold_norm, log_sum_exp, norm_scale
+from towerlab.model.unembed import fold_norm, log_sum_exp, norm_scale, prepared
 
 SLAB = 1024  # words at a time: values of one layer stay in a processor's second cache
 ON_GPU = 8  # times as many, or starting kernels would cost more than running them
@@ -106,8 +106,7 @@ def _walk(
     target = fold_norm(unembedding, unembedding.weight[words])
     own, shrink, rows = [], [], [resid_pre[0]]
     for layer in layers:
-        heads, bias = _vectors(model, layer, z[layer])
-        states = _states(resid_pre[layer], heads, bias, ffn[layer])
+        states, heads, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
         of_states = norm_scale(states, unembedding) if scale is None else scale
         shrink.append((1 / of_states).expand(states.shape[:2])[..., None])
         own.append((states * target).sum(-1, keepdim=True) * shrink[-1])
@@ -147,28 +146,30 @@ def _walk(
 
     log_p = -sums.log()
     for layer in sums.isinf().flatten(1).any(1).nonzero()[:, 0].tolist():
-        states = _states(resid_pre[layer], *_vectors(model, layer, z[layer]), ffn[layer])
-        flat = (direction(states, unembedding) * shrink[layer]).flatten(0, 1)
+        states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
+        flat = prepared(states, unembedding, scale).flatten(0, 1)
         log_p[layer] = own[layer][..., 0] - log_sum_exp(flat, unembedding).view_as(log_p[layer])
     return log_p.permute(2, 0, 1)
 
 
-def _vectors(
-    model: Model, layer: int, z: Float[Tensor, "prompt head d_head"]
-) -> tuple[Float[Tensor, "head prompt d_model"], Float[Tensor, "d_model"]]:
-    """Return the vectors of a layer's heads, and the bias of its attention output."""
+def _states(
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "prompt d_model"],
+    z: Float[Tensor, "prompt head d_head"],
+    ffn: Float[Tensor, "prompt d_model"],
+) -> tuple[
+    Float[Tensor, "state prompt d_model"],
+    Float[Tensor, "head prompt d_model"],
+    Float[Tensor, "d_model"],
+]:
+    """Return a layer's states, the vectors of its heads, and the bias of its attention output.
+
+    The states are those before, between and after its blocks, and the first with the vector of each
+    head added.
+    """
     vectors = torch.einsum("nhk,hkd->hnd", z, model.output_weight(layer).to(z))
     bias = model.output_bias(layer)
-    return vectors, vectors.new_zeros(model.d_model) if bias is None else bias.to(vectors)
-
-
-def _states(
-    x: Float[Tensor, "prompt d_model"],
-    heads: Float[Tensor, "head prompt d_model"],
-    bias: Float[Tensor, "d_model"],
-    ffn: Float[Tensor, "prompt d_model"],
-) -> Float[Tensor, "state prompt d_model"]:
-    """Return a layer's states before, between and after its blocks, and the first with the vector
-    of each head added."""
-    between = x + heads.sum(0) + bias
-    return torch.cat([torch.stack([x, between, between + ffn]), x + heads])
+    bias = vectors.new_zeros(model.d_model) if bias is None else bias.to(vectors)
+    between = x + vectors.sum(0) + bias
+    return torch.cat([torch.stack([x, between, between + ffn]), x + vectors]), vectors, bias

@@ -26,7 +26,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.files import precomputed_fingerprint, precomputed_models
 from twotowers.paths import shipped_models
 
-from towerlab.model.architectures import ARCHITECTURES, REFUSED
+from towerlab.model.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -170,8 +170,10 @@ def read_config(name: str) -> dict[str, Any]:
             f"{CONFIG} if transformers' own {kind} is the same model"
         )
     if kind not in ARCHITECTURES:
-        remedy = REFUSED.get(kind) or f"choose one of {', '.join(sorted(ARCHITECTURES))}"
-        raise TwoTowersError(f"'{name}' is a {kind} model, which is not supported: {remedy}")
+        raise TwoTowersError(
+            f"'{name}' is a {kind} model, which is not supported: choose one of "
+            f"{', '.join(sorted(ARCHITECTURES))}"
+        )
     return config
 
 

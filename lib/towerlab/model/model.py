@@ -70,6 +70,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def softcapped(x: Tensor, softcap: float | None) -> Tensor:
+    """Return scores or logits bent by `softcap * tanh(x / softcap)` where the model does so."""
+    return x if softcap is None else softcap * (x / softcap).tanh()
+
+
 def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
     """What RMSNorm divides by, in at least float32."""
     return (widen(v).square().mean(-1) + eps).sqrt()

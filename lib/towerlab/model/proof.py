@@ -12,7 +12,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, capture
-from towerlab.model.model import Model, widen
+from towerlab.model.model import Model, softcapped, widen
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in
@@ -110,7 +110,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
     compare(
         "our logits",
-        unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap),
+        softcapped(_plus(logits, unembedding.bias), unembedding.softcap),
         capture.own_logits,
     )
     return errors

@@ -34,8 +34,8 @@ from towerlab.model import query_key
 from towerlab.model.attention import split_call
 from towerlab.model.edits import Edit
 from towerlab.model.last_position import LastPosition
-from towerlab.model.model import Model, widen
-from towerlab.model.unembed import capped, final_normed
+from towerlab.model.model import Model, softcapped, widen
+from towerlab.model.unembed import final_normed
 from towerlab.prompts.prompt import Encoded
 
 
@@ -147,9 +147,7 @@ def logit_differences(
     words = torch.tensor([e.label_pair for e in batch], device=model.device)
     rows = unembedding.weight[words].to(normed.dtype)
     logits = torch.einsum("...bd,bwd->...bw", normed, rows)
-    logits = capped(
-        logits if unembedding.bias is None else logits + unembedding.bias[words],
-        unembedding.softcap,
-    )
+    logits = logits if unembedding.bias is None else logits + unembedding.bias[words]
+    logits = softcapped(logits, unembedding.softcap)
     true, other = widen(logits).unbind(-1)
     return true - other

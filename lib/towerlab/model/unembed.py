@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.model import Model, Unembedding, rms, widen
+from towerlab.model.model import Model, Unembedding, rms, softcapped, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # vocabulary entries projected at a time
@@ -45,29 +45,15 @@ def norm_scale(
     return rms(centre(widen(v), unembedding), unembedding.eps)
 
 
-def direction(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
-) -> Float[Tensor, "*rows d_model"]:
-    """What E multiplies, before the division by s: `gamma * centre(v)`. Linear in v."""
-    v = widen(v)
-    return centre(v, unembedding) * unembedding.gamma.to(v.dtype)
-
-
 def prepared(
     v: Float[Tensor, "*rows d_model"],
     unembedding: Unembedding,
     scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows d_model"]:
-    """The vector whose product with E is bs(v)."""
-    s = norm_scale(v, unembedding) if scale is None else scale.to(widen(v).dtype)
-    return direction(v, unembedding) / s[..., None]
-
-
-def vocab_chunks(unembedding: Unembedding) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
-    """Stretches of E, each with the id of its first word, widened to float32 where E is
-    narrower."""
-    for start in range(0, unembedding.vocabulary, SLAB):
-        yield start, widen(unembedding.weight[start : start + SLAB])
+    """The vector whose product with E is bs(v): `gamma * centre(v) / s`."""
+    v = widen(v)
+    s = norm_scale(v, unembedding) if scale is None else scale.to(v.dtype)
+    return centre(v, unembedding) * unembedding.gamma.to(v.dtype) / s[..., None]
 
 
 def bs_values(
@@ -100,9 +86,9 @@ def products(
         unembedding: Unembedding of the model.
         read: What rows of E become before the product.
     """
-    for start, slab in vocab_chunks(unembedding):
-        ids = torch.arange(start, start + len(slab), device=slab.device)
-        yield ids, rows @ read(slab).T
+    ids = torch.arange(unembedding.vocabulary, device=rows.device)
+    for words, slab in zip(ids.split(SLAB), unembedding.weight.split(SLAB), strict=True):
+        yield words, rows @ read(widen(slab)).T
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
@@ -183,12 +169,6 @@ def top_words(
     return values, ids
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits /
-    softcap)`."""
-    return logits if softcap is None else softcap * (logits / softcap).tanh()
-
-
 def final_normed(
     model: Model, final: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows d_model"]:
@@ -214,7 +194,7 @@ def final_logits(
         logits = logits if unembedding.bias is None else logits + unembedding.bias
     else:
         logits = model.hf.get_output_embeddings()(normed)
-    return capped(logits, unembedding.softcap)
+    return softcapped(logits, unembedding.softcap)
 
 
 def is_narrow(model: Model) -> bool:

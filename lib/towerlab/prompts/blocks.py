@@ -23,7 +23,7 @@ from pydantic import Field
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
-from twotowers.tables import ClassName, Row, Text, read_table, unreadable
+from twotowers.tables import ClassName, Row, Text, read_table
 
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
 
@@ -54,17 +54,8 @@ def class_pairs() -> tuple[str, ...]:
     """Return the pairs of classes of data/words/pairs.csv, such as "animal/country".
 
     The paper's pairs come first.
-
-    Raises:
-        TwoTowersError: If a class has no word of its own, or is in two pairs: pairs are the
-            clusters of every interval.
     """
-    path = data_folder() / "words" / "pairs.csv"
-    rows = read_table(path, ClassPair)
-    for cls, n in Counter(cls for row in rows for cls in (row.first, row.second)).items():
-        if n > 1 or cls not in class_words():
-            what = f"class '{cls}': expected in one pair, and with words of its own in words.csv"
-            raise unreadable(path, what)
+    rows = read_table(data_folder() / "words" / "pairs.csv", ClassPair)
     return tuple(f"{row.first}/{row.second}" for row in rows)
 
 
@@ -91,8 +82,8 @@ def draw_blocks(
     form: Form,
     *,
     seed: int | Sequence[int],
-    pairs: Sequence[str] | None = None,
-    labels: Sequence[str] | None = None,
+    pairs: Sequence[str] = (),
+    labels: Sequence[str] = (),
     texts: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Prompt]:
     """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class
@@ -109,8 +100,7 @@ def draw_blocks(
     Raises:
         TwoTowersError: for an unknown class, equal labels, and a class with fewer than k + 2 texts.
     """
-    pairs = list(pairs or class_pairs())
-    labels = list(labels or label_pairs())
+    pairs, labels = pairs or class_pairs(), labels or label_pairs()
     texts = texts or class_words()
     _check(pairs, labels, texts, form.k)
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])

@@ -81,16 +81,7 @@ def paper_prompts(
         texts: class -> sentences; default the word lists. Both classes are drawn of all of these
             for each prompt, and half of each class's texts (by seed) are queries alone, the others
             demonstrations alone: as the paper's come from test and train (v1 appendix A).
-
-    Raises:
-        TwoTowersError: for an unknown class, and one with fewer than 2 K texts.
     """
-    for cls in texts or name.split("/"):
-        if (there := len((texts or class_words()).get(cls, ()))) < 2 * K:
-            raise TwoTowersError(
-                f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}: "
-                "keep the book's classes in data/words/words.csv, and add yours"
-            )
     halves = {
         cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()]))
         for cls, of in (texts or {}).items()

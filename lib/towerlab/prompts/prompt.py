@@ -19,13 +19,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from twotowers.errors import TwoTowersError
-from twotowers.settings import check_labels
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
 """[start, stop), of characters or of tokens"""
@@ -46,8 +42,7 @@ class Prompt:
 
     `labels` are all label words in play, `true_label` the query's, `cls` the query's class,
     `dataset` where it came from, `separator` what stands between demonstrations (SEPARATORS),
-    `block` the block it belongs to (`prompts.blocks`). Raises TwoTowersError on equal labels,
-    and on texts that are empty or have spaces at their edges (these would change the tokens).
+    `block` the block it belongs to (`prompts.blocks`).
     """
 
     demonstrations: Sequence[Demonstration]
@@ -62,13 +57,6 @@ class Prompt:
     def __post_init__(self) -> None:
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
-        check_labels(self.labels)
-        for text in (self.query, *(d.text for d in self.demonstrations)):
-            if not text or text != text.strip():
-                raise TwoTowersError(
-                    f"the text {text!r} is empty or has spaces at its edges: strip it or leave it "
-                    "out"
-                )
 
     @property
     def text(self) -> str:
@@ -96,15 +84,14 @@ class _Layout(NamedTuple):
 
 
 def _lay_out(prompt: Prompt) -> _Layout:
-    parts, at = [], 0
-    texts, labels = [], []
+    text, texts, labels = "", [], []
     for d in prompt.demonstrations:
-        parts.append(f"{d.text} : {d.label}{prompt.separator}")
-        texts.append((at, at + len(d.text)))
-        at += len(parts[-1])
-        labels.append((at - 1 - len(d.label), at - 1))
-    parts.append(f"{prompt.query} :")
-    return _Layout("".join(parts), texts, labels, (at, at + len(prompt.query)))
+        texts.append((len(text), len(text) + len(d.text)))
+        text += f"{d.text} : {d.label}"
+        labels.append((len(text) - len(d.label), len(text)))
+        text += prompt.separator
+    query = len(text), len(text) + len(prompt.query)
+    return _Layout(f"{text}{prompt.query} :", texts, labels, query)
 
 
 @dataclass(frozen=True)
@@ -144,15 +131,13 @@ class Encoded:
         )
 
 
-def encode(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
-) -> Encoded:
+def encode(prompt: Prompt, tokenizer: Any, max_length: int | None = None) -> Encoded:
     """Token ids and positions of one prompt; see `encode_all`."""
     return encode_all([prompt], tokenizer, max_length)[0]
 
 
 def encode_all(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+    prompts: Sequence[Prompt], tokenizer: Any, max_length: int | None = None
 ) -> list[Encoded]:
     """Token ids and positions of many prompts, in their order.
 
@@ -168,31 +153,19 @@ def encode_all(
             at its end, is unknown to the vocabulary, or begins with the same token as another
             label; a text or label holds a special token; the prompt is over `max_length` tokens.
     """
-    prompts = list(prompts)
     if not getattr(tokenizer, "is_fast", False):
         raise TwoTowersError(
             "this tokenizer tells no offsets: load the fast one (AutoTokenizer, use_fast=True)"
         )
     if not prompts:
         return []
-    layouts = [_lay_out(prompt) for prompt in prompts]
-    special = [str(token) for token in tokenizer.all_special_tokens]
-    run = _tokenise([layout.text for layout in layouts], tokenizer)
-    ends = _tokenise(
-        [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels],
-        tokenizer,
-    )
+    texts = [
+        f"{p.text}{end}" for p in prompts for end in ("", *(f" {label}" for label in p.labels))
+    ]
+    tokens = _tokenise(texts, tokenizer)
     return [
-        _encode(
-            prompt,
-            layout,
-            next(run),
-            [next(ends) for _ in prompt.labels],
-            special,
-            tokenizer.unk_token_id,
-            max_length,
-        )
-        for prompt, layout in zip(prompts, layouts, strict=True)
+        _encode(prompt, [next(tokens) for _ in ("", *prompt.labels)], tokenizer, max_length)
+        for prompt in prompts
     ]
 
 
@@ -202,7 +175,7 @@ class _Tokens(NamedTuple):
     ends: tuple[int, ...]
 
 
-def _tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[_Tokens]:
+def _tokenise(texts: list[str], tokenizer: Any) -> Iterator[_Tokens]:
     batch = tokenizer(
         texts,
         return_offsets_mapping=True,
@@ -216,15 +189,10 @@ def _tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[
 
 
 def _encode(
-    prompt: Prompt,
-    layout: _Layout,
-    run: _Tokens,
-    ends: list[_Tokens],
-    special: list[str],
-    unknown: int | None,
-    max_length: int | None,
+    prompt: Prompt, tokens: list[_Tokens], tokenizer: Any, max_length: int | None
 ) -> Encoded:
-    """Encode one prompt from its tokens and, per label, its tokens with " label" appended."""
+    """Encode one prompt from its tokens, and its tokens with each label appended."""
+    (run, *ends), layout = tokens, _lay_out(prompt)
     text, n, size = layout.text, len(run.ids), len(layout.text)
 
     def check(valid: bool, problem: str, remedy: str = "choose another label") -> None:
@@ -232,7 +200,7 @@ def _encode(
             excerpt = text if size <= 60 else f"{text[:30]} ... {text[-25:]}"
             raise TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
 
-    for token in special:
+    for token in map(str, tokenizer.all_special_tokens):
         check(
             not any(token in part for part in (text, *prompt.labels)),
             f"it holds the special token '{token}'",
@@ -270,7 +238,10 @@ def _encode(
             f"the label '{label}' begins with a token that is only a space",
             "choose a label that the vocabulary holds with its space",
         )
-        check(end.ids[n] != unknown, f"the label '{label}' is unknown to the vocabulary")
+        check(
+            end.ids[n] != tokenizer.unk_token_id,
+            f"the label '{label}' is unknown to the vocabulary",
+        )
         label_ids[label] = end.ids[n]
     check(
         len(set(label_ids.values())) == len(label_ids),
