@@ -79,16 +79,6 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(
     refused("cannot write", write)
 
 
-@pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
-def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(
-    out, capsys, monkeypatch
-):
-    monkeypatch.setattr("towerlab.model.loading.load", None)
-    assert error_of(["measure", "forms", "--out", out], capsys).startswith(
-        "twotowers: cannot write"
-    )
-
-
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem
 )

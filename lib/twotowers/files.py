@@ -27,7 +27,6 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import xarray as xr
@@ -132,14 +131,6 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
     return out / model / f"{settings.suite}-{digits(changed)[:DIGITS_OF_NAMES]}"
 
 
-def check_writable(path: Path) -> None:
-    """Raise TwoTowersError if no file can be written to `path`: before long work, not after it."""
-    # No folder is made before there is a file.
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    with _unwritable_as_error(path), TemporaryFile(dir=parent) as trial:
-        trial.write(bytes(1 << 16))
-
-
 @contextmanager
 def deferred_signals() -> Iterator[None]:
     """Let Ctrl-C wait until a file is done: within xarray's locks the process would hang."""
@@ -161,17 +152,6 @@ def deferred_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _unwritable_as_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # netCDF raises the latter if the disk is full
-        why = getattr(error, "strerror", None) or error
-        raise TwoTowersError(
-            f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)"
-        ) from None
-
-
-@contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a scratch name next to `path`; what is written there replaces the file at the end.
 
@@ -179,10 +159,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.scratch")
     try:
-        with _unwritable_as_error(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield scratch
-            os.replace(scratch, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        os.replace(scratch, path)
+    except (OSError, RuntimeError) as error:  # netCDF raises the latter if the disk is full
+        why = getattr(error, "strerror", None) or error
+        raise TwoTowersError(
+            f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)"
+        ) from None
     finally:
         with suppress(OSError):  # a read-only disk was reported above
             scratch.unlink(missing_ok=True)

@@ -11,46 +11,33 @@ from twotowers.errors import TwoTowersError
 HOME = "TWOTOWERS_HOME"
 
 
-def _root() -> Path | None:
-    """The repository's root: `TWOTOWERS_HOME`, else from the package's place (installed editable),
-    else None."""
-    folder = os.environ.get(HOME)
-    root = Path(folder).expanduser().resolve() if folder else Path(__file__).resolve().parents[2]
+def _root() -> Path:
+    """Return the repository's root: `TWOTOWERS_HOME`, or the place of an editable installation.
+
+    Raises TwoTowersError if the book's data are not there.
+    """
+    root = Path(os.environ.get(HOME) or Path(__file__).parents[2]).expanduser().resolve()
     if (root / "data" / "published.csv").is_file():
         return root
-    if folder:
-        raise TwoTowersError(
-            f"{HOME}='{folder}' holds no data/published.csv: set it to the repository's root"
-        )
-    return None
-
-
-def has_data() -> bool:
-    """Whether the repository's data folder is beside the package."""
-    return _root() is not None
+    raise TwoTowersError(
+        f"there is no data/published.csv in '{root}': install with `pip install -e .` in the "
+        f"repository, or set {HOME} to the repository's root"
+    )
 
 
 def data_folder() -> Path:
-    """The repository's data folder. Raises TwoTowersError when the package was installed away from
-    it."""
-    root = _root()
-    if root is None:
-        raise TwoTowersError(
-            "the book's data folder is not beside the package: install with `pip install -e .` in "
-            f"the repository, or set {HOME} to the repository's root"
-        )
-    return root / "data"
+    """Return the repository's data folder. Raises TwoTowersError as `_root`."""
+    return _root() / "data"
 
 
 def book_folder() -> Path:
-    """The folder of the chapters. Raises TwoTowersError as `data_folder`."""
-    return data_folder().parent / "book"
+    """Return the folder of the chapters. Raises TwoTowersError as `_root`."""
+    return _root() / "book"
 
 
 def build_folder() -> Path:
-    """Where what is built lies, wherever it was called from; of a package without its repository,
-    in the working folder."""
-    return (_root() or Path()) / "_build"
+    """Return the folder of what is built. Raises TwoTowersError as `_root`."""
+    return _root() / "_build"
 
 
 def evidence_folder() -> Path:
@@ -65,10 +52,8 @@ def chapter_number(stem: str) -> str:
 
 
 def shipped_models() -> dict[str, Path]:
-    """Name -> folder of every shipped model (those of data/models with a config.json); empty
-    without data."""
-    root = _root()
-    configs = sorted((root / "data" / "models").glob("*/config.json")) if root else []
+    """Name -> folder of every shipped model: those of data/models with a config.json."""
+    configs = sorted(data_folder().glob("models/*/config.json"))
     return {config.parent.name: config.parent for config in configs}
 
 

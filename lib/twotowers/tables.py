@@ -24,7 +24,7 @@ import pandas as pd
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder, has_data
+from twotowers.paths import data_folder
 
 NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "mark", "word", "class"), str)
 """Columns that are text, whatever is in them"""
@@ -122,12 +122,7 @@ def first_fault(error: ValidationError) -> str:
 
 @cache
 def shown_names() -> dict[str, str]:
-    """Return the names of models with their sizes, as pages show them, by name.
-
-    There are none if the package was installed away from its data.
-    """
-    if not has_data():
-        return {}
+    """Return the names of models with their sizes, as pages show them, by name."""
     return dict(read_csv(data_folder() / "models" / "names.csv")[["name", "shown"]].values)
 
 
