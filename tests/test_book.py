@@ -106,16 +106,6 @@ def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learne
     refused(words, chapter.models["a"].check_learned)
 
 
-def test_eight_right_answers_of_two_class_pairs_do_not_tell_that_a_model_learns(chapter):
-    """F12: their share has no spread, and was 100% [100%, 100%]."""
-    few = prompts(8)
-    few["pair"] = ("prompt", [PAIRS[i % 2] for i in range(8)])
-    chapter.files["a", "heads"] = dataset().isel(prompt=slice(8)).assign_coords(few)
-    learned = chapter.models["a"].learned
-    assert learned.estimate == 1 and f"{learned:.0%}" == "100% [no interval, n = 2]"
-    refused("too few class pairs to tell", chapter.models["a"].check_learned)
-
-
 def test_a_claim_without_a_line_and_values_of_another_form_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     refused("no claim 'learnt' in data", chapter.compare, "learnt", values)

@@ -95,7 +95,7 @@ def planned(home):
 
 def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
     """What follows from other texts, settings and models:
-    `test_identity_is_model_settings_texts_and_versions`."""
+    `test_identity_is_model_suite_texts_and_versions`."""
     shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
     module, versions = built / "lib/towerlab/measure/heads.py", built / "data/versions.csv"
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")

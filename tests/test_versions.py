@@ -137,19 +137,15 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
     assert changed(before, lib) == set(catalogue.catalogue())
 
 
-def test_identity_is_model_settings_texts_and_versions(lib):
-    def identity(**fields):
-        return files.identity(
-            "heads", Settings.of({"model": "x"} | fields), fields.get("model", "x")
-        )
+def test_identity_is_model_suite_texts_and_versions(lib):
+    """And what test_settings.py lists."""
 
-    same = identity()
-    assert same == identity(out="elsewhere", device="cuda", device_map="auto")
-    assert len({same, identity(model="y"), identity(blocks=51), identity(suite="sentences")}) == 4
-    change(lib / "../data/words/words.csv", "cat,", "tomcat,")
-    assert identity() != same
+    def identity(model="m@0", **settings):
+        return files.identity("heads", Settings.of(settings), model)
+
     before = identity()
-    change(
-        lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,"
-    )  # which heads needs
-    assert identity() != before
+    assert len({before, identity("n@0"), identity(suite="sentences")}) == 3
+    change(lib / "../data/words/words.csv", "cat,", "tomcat,")
+    assert (other := identity()) != before
+    change(lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,")
+    assert identity() != other  # heads need forms
