@@ -195,7 +195,7 @@ def test_a_quick_look_is_called_one(monkeypatch):
 
 def test_a_parameter_that_nobody_knows_is_refused():
     refused(
-        "unknown parameter 'blcoks': did you mean 'blocks'?",
+        "unknown parameter 'blcoks': known are model, suite, blocks",
         book.open,
         cell("# Parameters", "blcoks = 20"),
     )
@@ -204,16 +204,11 @@ def test_a_parameter_that_nobody_knows_is_refused():
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
 
 
-def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(
-    chapter, tmp_path, monkeypatch
-):
+def test_a_disk_that_says_no_is_told(chapter, tmp_path, monkeypatch):
     chapter.compare(
         "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
     )
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(files, "folder", lambda *_: tmp_path / "file")
-    monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
-    chapter.close()
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))
     refused("cannot write .*make room there", chapter.close)
 

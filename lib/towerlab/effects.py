@@ -21,7 +21,8 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, check_inside, named
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, named
 
 from towerlab.measure.conditions import true_first
 from towerlab.model.capture import Capture, capture, logit_difference_rows
@@ -82,7 +83,12 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     Raises:
         TwoTowersError: If a head is outside the model.
     """
-    check_inside(heads, model.n_layers, model.n_heads, model.name)
+    for at, number in heads:
+        if not (0 <= at < model.n_layers and 0 <= number < model.n_heads):
+            raise TwoTowersError(
+                f"head {at}-{number} is not in {model.name}: layers go to {model.n_layers - 1}, "
+                f"heads to {model.n_heads - 1}"
+            )
     encoded = encode(prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
     with edited(model, zero(heads, everywhere([encoded]))):

@@ -135,13 +135,10 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
 def deferred_signals() -> Iterator[None]:
     """Let Ctrl-C wait until a file is done: within xarray's locks the process would hang."""
     waiting: list[int] = []
-    handlers = {}
     # Only the main thread may set handlers.
-    if threading.current_thread() is threading.main_thread():
-        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Handlers of Python's own wait; those of the system end the process at once.
-            if callable(signal.getsignal(kind)):
-                handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
+    in_main = threading.current_thread() is threading.main_thread()
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
+    handlers = {kind: signal.signal(kind, lambda kind, _: waiting.append(kind)) for kind in kinds}
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ import numpy as np
 import xarray as xr
 
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, listed
+from twotowers.heads import Head, Heads, listed
 from twotowers.settings import Form
 
 TOP = 5
@@ -123,7 +123,7 @@ def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
 
 
 def matched_sets(
-    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int
+    heads: Heads, n_layers: int, n_heads: int, group: int, draws: int
 ) -> list[list[Head]]:
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 

@@ -43,23 +43,3 @@ def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
     layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
     columns = {"listed_head": named(heads), "layer": layers, "head": numbers}
     return {name: ("listed_head", values) for name, values in columns.items()}
-
-
-def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
-    """All heads are in the model.
-
-    Args:
-        heads: (layer, head) pairs.
-        n_layers: of the model.
-        n_heads: of each layer.
-        name: of the model.
-
-    Raises:
-        TwoTowersError: for a head that it does not have.
-    """
-    for layer, head in heads:
-        if not (0 <= layer < n_layers and 0 <= head < n_heads):
-            raise TwoTowersError(
-                f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, "
-                f"heads to {n_heads - 1}"
-            )

@@ -10,7 +10,6 @@ A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -155,19 +154,14 @@ class Settings(BaseModel):
         Raises:
             TwoTowersError: If a setting is unknown or its value cannot be used.
         """
-        for name in (name for name in values if name not in cls.model_fields):
-            near = difflib.get_close_matches(name, cls.model_fields, 1)
-            remedy = (
-                f"did you mean '{near[0]}'?" if near else "known are " + ", ".join(cls.model_fields)
-            )
-            raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
+        given = {}
+        for name, value in values.items():
+            if name not in cls.model_fields:
+                known = ", ".join(cls.model_fields)
+                raise TwoTowersError(f"unknown parameter '{name}': known are {known}")
+            if name == "model" or value not in ("", None, DEFAULT.get(name)):
+                given[name] = value
         try:
-            return cls(
-                **{
-                    name: value
-                    for name, value in values.items()
-                    if name == "model" or value not in ("", None, DEFAULT.get(name))
-                }
-            )
+            return cls(**given)
         except ValidationError as error:
             raise TwoTowersError(first_fault(error)) from None
