@@ -6,9 +6,9 @@ from conftest import random_prompts, tiny
 from towerlab.model.capture import answer, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, answers
 from towerlab.model.last_position import LastPosition
-from towerlab.model.model import Unembedding
+from towerlab.model.model import Unembedding, softcapped
 from towerlab.model.routes import logit_differences
-from towerlab.model.unembed import bs_values, capped
+from towerlab.model.unembed import bs_values
 
 
 def unembedded(model, final):
@@ -20,7 +20,7 @@ def unembedded(model, final):
     logits = bs_values(final.double(), wide)
     for bias in (own.bias, None if own.norm_bias is None else wide.weight @ wide.norm_bias):
         logits = logits if bias is None else logits + bias
-    return capped(logits, own.softcap)
+    return softcapped(logits, own.softcap)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "phi"])
