@@ -1,15 +1,18 @@
 """The paper's results: their rules can be met and missed, by planted numbers; rows go from a
 chapter to the page."""
 
+import itertools
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, pages
+from twotowers import book, claims, evidence, head_selection, pages
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
+from twotowers.heads import Head
 
 
 def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
@@ -54,9 +57,15 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
     chapter = book.open({"model": "smollm2-135m"})
     chapter.left_out["x<y"] = "it cannot"
-    found = {"smollm2-135m": (0.96, "24 of 25 <heads>"), "opposite": (0.0, "0 of 25 heads")}
+    found = {
+        "smollm2-135m": (0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.5]),
+        "opposite": (0.0, "0 of 25 heads"),
+    }
     chapter.beside_paper("figure 6", "4.1", found)
-    assert "SmolLM2-135M: <b>agrees</b> (by position), 24 of 25 &lt;heads&gt;</li>" in shown[0]
+    numbers = "0.96; random lists 0.51, 1% of 100 reach it; firm in 50%"
+    words = f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}. 24 of 25 &lt;heads&gt;</li>"
+    assert words in shown[0] and "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
+    assert "written with the results of all five models" in shown[0]
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
     chapter.close()
     rows = evidence.read(folder, claims.paper_results())
@@ -85,11 +94,73 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     changes = xr.Dataset(
         {"logit_difference": nats}, {"change": [*evidence.BALANCED, "query of the other class"]}
     )
-    assert evidence.task(changes)[::2] == (share, mark)
+    (found, _, lists, drawn), found_mark = evidence.task(changes)
+    assert (found, found_mark, lists) == (share, mark, None) and drawn.sizes["resample"] == 1000
     result = claims.paper_results()["figure 6"]
     row = evidence.verdict_row(result, "m", AGREES, "5 of 5 heads", mark=mark)
     shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
     assert shown in pages.sentence(result, [row], "", "")
+
+
+@pytest.mark.parametrize(
+    "value, random, verdict",
+    [
+        (0.9, None, AGREES),  # a row that names no heads
+        (0.9, [0.8] * 95 + [0.9] * 5, AGREES),
+        (0.9, [0.8] * 94 + [0.9] * 6, claims.UNSPECIFIC),
+        (0.9, [0.8] * 19, claims.UNTESTED),
+        (0.9, [], claims.UNTESTED),
+        (0.8, [0.9] * 100, IN_PART),
+        (math.nan, [0.9] * 100, NOT_TESTABLE),
+    ],
+)
+def test_what_random_lists_reach_is_not_specific(value, random, verdict):
+    result = claims.paper_results()["figure 6"]
+    found = evidence.judge_result(result, value, random, [0.95, 0.85, math.nan, 0.9])
+    assert found["verdict"] == verdict
+    if verdict == IN_PART:
+        assert found["share"] == 1 and found["firmness"] == 0.25
+    elif value == 0.9:
+        assert found["firmness"] == 0.5
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_list_stands_beside_other_heads_of_its_layers(named):
+    """Two planted heads of layer 1 stand out; a head that is not measured is not drawn."""
+    rng, heads = np.random.default_rng(1), [(1, 0), (1, 1)]
+    values = xr.DataArray(
+        rng.uniform(0, 1, (8, 2, 6)),
+        dims=("prompt", "layer", "head"),
+        coords={"layer": [0, 1], "head": range(6)},
+    )
+    values[:, 1, :2] += 2
+    data = values.to_dataset(name="x").assign_attrs(heads=6, key_value_heads=3)
+    by_prompt = values.stack(named_head=("layer", "head")).transpose("prompt", ...)
+    names = [f"{layer}-{head}" for layer, head in by_prompt.named_head.values]
+    by_prompt = by_prompt.drop_vars(["named_head", "layer", "head"]).assign_coords(named_head=names)
+    by_prompt = by_prompt.isel(named_head=slice(None, -1) if named else slice(None))
+    every = (by_prompt if named else values).mean("prompt")
+    value, random, resampled = evidence.in_lists(
+        lambda x: x.mean("listed_head"), [*map(str, map(Head._make, heads))], every, data, by_prompt
+    )
+    rest = values.mean("prompt")[1, 2 : 5 if named else 6].values
+    pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
+    assert math.isclose(value, values[:, 1, :2].mean()) and np.allclose(sorted(random), pairs)
+    assert resampled.shape == (1000,) and abs(float(resampled.mean()) - value) < 0.02
+    one = evidence.in_lists(lambda x: x.mean("listed_head"), ["1-0"], every, data)[1]
+    assert one.size == 10 - named  # of both layers, without its key-value group
+
+
+def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
+    right = xr.DataArray([[1.0, 0.0, 0.0, 1.0]] * 2, dims=("change", "prompt"))
+    drawn = evidence.resample(right)
+    assert drawn.sizes == {"resample": 1000, "change": 2} and (drawn[:, 0] == drawn[:, 1]).all()
+    assert set(np.unique(drawn)) == {0, 0.25, 0.5, 0.75, 1}
+    mask = xr.DataArray([[True, False, False], [True, True, False]], dims=("layer", "head"))
+    lists = evidence.shuffled(mask)
+    assert (lists.sum("head") == [1, 2]).all() and 0.6 < lists[:, 1, 0].mean() < 0.73
+    values = xr.DataArray([[[3.0, 1, 2], [0, 5, 4]]], dims=("resample", "layer", "head"))
+    assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, None])

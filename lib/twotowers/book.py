@@ -344,19 +344,16 @@ class Chapter(Measurements):
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def beside_paper(
-        self,
-        item: str,
-        figure: str,
-        found: Mapping[str, tuple[float, str]],
-        suite: str | None = None,
+        self, item: str, figure: str, found: Mapping[str, tuple], suite: str | None = None
     ) -> None:
         """Judge whether an exhibit of the paper comes out in each model: shows it, keeps the rows.
 
         Args:
             item: of data/figures.csv, whose rule judges, such as "figure 6".
             figure: the book's own that stands beside it, such as "4.1"; "" for none.
-            found: model -> (the statistic, in words what it rests on). Models left out elsewhere
-                are not testable here.
+            found: model -> (the statistic, in words what it rests on), and, where there are any,
+                the statistic in random lists and in resamples of the prompts
+                (`evidence.judge_result`). Models left out elsewhere are not testable here.
             suite: of its prompts, if it is not the settings'.
         """
         result = claims.paper_results().get(item)
@@ -365,21 +362,20 @@ class Chapter(Measurements):
         left_out = {model: (math.nan, why) for model, why in self.left_out.items()}
         no_model = item in claims.OF_NO_MODEL
         changes = {} if no_model else self.measured("paper_changes", suite)
-        marks = {m: evidence.task(of)[2] for m, of in changes.items()}
+        marks = {m: evidence.task(of)[1] for m, of in changes.items()}
         rows = [
             verdict_row(
-                *(result, m, result.judge(value), words),
-                effect=value,
+                *(result, m),
+                words=words,
                 figure=figure,
                 mark=marks.get(m, ""),
+                **evidence.judge_result(result, value, *drawn),
             )
-            for m, (value, words) in (left_out | dict(found)).items()
+            for m, (value, words, *drawn) in (left_out | dict(found)).items()
         ]
         rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
-        rule += (
-            f"from {result.part:g} on in part. Results known when it was written: {result.seen}."
-        )
-        seen = ", written with results seen" if result.seen != "none" else ""
+        rule += f"from {result.part:g} on in part."
+        seen = f", written with the results of {result.seen} seen" if result.seen != "none" else ""
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:

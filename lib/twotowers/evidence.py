@@ -19,7 +19,7 @@ does; a rule that names no heads; a share of what is not clear of zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from twotowers.claims import (
     ABSENT,
+    AGREES,
     BY_POSITION,
     BY_WORD,
     DISAGREES,
     FAILS,
     HOLDS,
+    IN_PART,
     NOT_SPECIFIC,
     NOT_TESTABLE,
     SMALL,
     TASK,
     UNDECIDED,
+    UNSPECIFIC,
+    UNTESTED,
     Claim,
+    PaperResult,
     Statement,
     claims,
     paper_results,
 )
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Heads
+from twotowers.head_selection import RANDOM_LISTS, pick, random_lists
+from twotowers.heads import Head, Heads, named
 from twotowers.intervals import Interval, check_clusters, mean, means, ratio
 from twotowers.tables import read_csv
 
@@ -76,7 +83,8 @@ class EvidenceRow:
     result of the paper the number that is judged; `p`: two-sided, that the effect is the null;
     `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `figure`:
     of this book, next to the paper's; `mark`: of a model that does not do the task of a result's
-    prompts. NaN: there is no such number.
+    prompts; `firmness`: share of resamples of the prompts in which its verdict stays. NaN: there is
+    no such number.
     """
 
     claim: str
@@ -105,6 +113,7 @@ class EvidenceRow:
     unit: str = ""
     figure: str = ""
     mark: str = ""
+    firmness: float = np.nan
 
 
 def verdict_row(
@@ -114,15 +123,16 @@ def verdict_row(
     return EvidenceRow(about.id, model, verdict, words, about.statement, about.chapter, **numbers)
 
 
-def task(changes: xr.Dataset) -> tuple[float, str, str]:
+def task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
     """Judge whether a model does the task of the paper's prompts, over both orders and labellings.
 
     Args:
         changes: Measurement `paper_changes` of the model.
 
     Returns:
-        Share of the prompts in which the true label is likelier than the other, the same in words,
-        and the mark of a model that does not do the task ("" for one that does).
+        What `judge_result` needs: share of the prompts in which the true label is likelier than the
+        other, the same in words, no lists, and in resamples; and the mark of a model that does not
+        do the task ("" for one that does).
     """
     right = changes.logit_difference.sel(change=BALANCED) > 0
     share = float(right.mean())
@@ -131,7 +141,8 @@ def task(changes: xr.Dataset) -> tuple[float, str, str]:
     word, most = max(("foo", foo), ("bar", 1 - foo), key=lambda of: of[1])
     words = f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {most:.0%}"
     done = paper_results()[TASK[0]].judge(share) != DISAGREES
-    return share, words, "" if done else BY_WORD if most > nearest else BY_POSITION
+    mark = "" if done else BY_WORD if most > nearest else BY_POSITION
+    return (share, words, None, resample(right).mean("change")), mark
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
@@ -311,13 +322,110 @@ def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         (random_set, ..., prompt).
     """
-    at = np.array(sets, dtype=int).reshape(len(sets), -1, 2)
-    layer, head = (xr.DataArray(at[..., axis], dims=("random_set", "of")) for axis in (0, 1))
-    return (
-        values.isel(layer=layer, head=head)
-        .mean("of", skipna=False)
-        .transpose("random_set", ..., "prompt")
+    mean = _in_sets(values, sets).mean("listed_head", skipna=False)
+    return mean.transpose("random_set", ..., "prompt")
+
+
+def _in_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
+        len(sets), -1 if sets else 0, 2
     )
+    layer, head = (xr.DataArray(at[..., i], dims=("random_set", "listed_head")) for i in (0, 1))
+    return values.isel(layer=layer, head=head)
+
+
+def in_lists(
+    statistic: Callable[[xr.DataArray], xr.DataArray],
+    heads: Iterable[Head | str],
+    every: xr.DataArray,
+    data: xr.Dataset,
+    by_prompt: xr.DataArray | None = None,
+) -> tuple[float, xr.DataArray, xr.DataArray | None]:
+    """Return a statistic of a list of heads, of random lists, and of resamples of its prompts.
+
+    Args:
+        statistic: Function of values over (..., listed_head), which removes this dimension and
+            leaves `random_set` and `resample`.
+        heads: The list.
+        every: Values from which random lists are drawn, over (..., layer, head), missing if a head
+            was not measured; or over (..., named_head).
+        data: Their measurement.
+        by_prompt: Values of heads for each prompt, over (..., prompt, named_head).
+    """
+    heads = [Head.parse(str(head)) for head in heads]
+    if "named_head" in every.dims:
+        every = _on_grid(every, data)
+    there = every.notnull().all([dim for dim in every.dims if dim not in ("layer", "head")])
+    group = data.attrs["heads"] // data.attrs["key_value_heads"]
+    lists = random_lists(heads, there.transpose("layer", "head"), group)
+    value = float(statistic(pick(every, heads))) if heads else np.nan
+    if by_prompt is not None:
+        of_list = by_prompt.sel(named_head=named(heads)).rename(named_head="listed_head")
+        by_prompt = statistic(resample(of_list))
+    return value, statistic(_in_sets(every, lists)), by_prompt
+
+
+def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
+    """Return means over prompts that are drawn with replacement: (resample, ...).
+
+    Values over the same number of prompts are drawn alike.
+    """
+    n = values.sizes["prompt"]
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), times) / n
+    return xr.dot(xr.DataArray(drawn, dims=("resample", "prompt")), values * 1.0, dim="prompt")
+
+
+def shuffled(mask: xr.DataArray) -> xr.DataArray:
+    """Return random lists with as many heads in each layer, from (layer, head) booleans:
+    (random_set, layer, head)."""
+    every = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
+    random = np.random.default_rng(0).permuted(every, axis=-1)
+    return xr.DataArray(random, dims=("random_set", "layer", "head"))
+
+
+def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
+    at = pd.MultiIndex.from_tuples(
+        map(Head.parse, values.named_head.values), names=["layer", "head"]
+    )
+    coords = xr.Coordinates.from_pandas_multiindex(at, "named_head")
+    size = {name: range(data.sizes[name]) for name in ("layer", "head")}
+    grid = values.drop_vars("named_head").assign_coords(coords)
+    return grid.unstack("named_head").reindex(size)
+
+
+def judge_result(
+    result: PaperResult,
+    value: float,
+    random: ArrayLike | None = None,
+    resampled: ArrayLike | None = None,
+) -> dict[str, Any]:
+    """Return the verdict on a result of the paper, with its control and firmness.
+
+    Args:
+        result: A line of data/figures.csv.
+        value: Its statistic.
+        random: The statistic in different random lists; None for a row that has no such lists.
+        resampled: The statistic in resamples of the prompts.
+
+    Returns:
+        Fields of `EvidenceRow`.
+    """
+    verdict = size = result.judge(value)
+    numbers: dict[str, Any] = {"effect": value}
+    if random is not None and (lists := np.asarray(random, dtype=float)).size:
+        numbers |= {"control": float(np.nanmean(lists)), "draws": lists.size}
+        if size in (AGREES, IN_PART):
+            least = result.agrees if size == AGREES else result.part
+            numbers["share"] = float((lists >= least - 1e-9).mean())
+    if size == AGREES and random is not None:
+        if numbers.get("draws", 0) < LEAST:
+            verdict = UNTESTED
+        elif numbers["share"] > MOST:
+            verdict = UNSPECIFIC
+    if resampled is not None and size != NOT_TESTABLE:
+        verdicts = [result.judge(x) == size for x in np.ravel(resampled)]
+        numbers["firmness"] = float(np.mean(verdicts))
+    return numbers | {"verdict": verdict}
 
 
 def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:

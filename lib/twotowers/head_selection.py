@@ -32,6 +32,8 @@ from twotowers.settings import Form
 TOP = 5
 MOST_K = 4
 COMPARES, WRITES = 0.02, 0.1
+RANDOM_LISTS, SINGLE_HEADS = 1000, 20
+"""Random lists beside a list of heads, and heads beside a single one"""
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
 
 
@@ -96,6 +98,13 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
     return [head for head in best if values[head] > least]
 
 
+def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
+    """Return which heads have the k largest values, over (..., layer, head), as booleans."""
+    values = values.transpose(..., "layer", "head")
+    flat = values.values.reshape(*values.shape[:-2], -1)
+    return values >= np.partition(flat, -k)[..., -k, None, None]
+
+
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     """Name -> heads, best first: the sets of the module, which may be short or empty.
 
@@ -123,7 +132,12 @@ def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
 
 
 def matched_sets(
-    heads: Heads, n_layers: int, n_heads: int, group: int, draws: int
+    heads: Heads,
+    n_layers: int,
+    n_heads: int,
+    group: int,
+    draws: int,
+    measured: np.ndarray | None = None,
 ) -> list[list[Head]]:
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
@@ -136,13 +150,18 @@ def matched_sets(
         n_heads: of each layer.
         group: heads that share their keys and values.
         draws: so many sets; the same one may come again.
+        measured: (layer, head), which heads can be drawn; by default all.
 
     Raises:
         NotTestable: when the model has too few heads left.
     """
     own_groups = {(layer, h // group) for layer, h in heads}
     free = {
-        layer: [h for h in range(n_heads) if (layer, h // group) not in own_groups]
+        layer: [
+            h
+            for h in range(n_heads)
+            if (layer, h // group) not in own_groups and (measured is None or measured[layer, h])
+        ]
         for layer in range(n_layers)
     }
     if sum(map(len, free.values())) < len(heads):
@@ -159,6 +178,29 @@ def matched_sets(
             picks.append(Head(nearest, pools[nearest].pop()))
         out.append(picks)
     return out
+
+
+def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
+    """Return different random lists of as many heads, as `matched_sets` draws them, or none.
+
+    A single head has SINGLE_HEADS others, from its layer and the nearest ones.
+
+    Args:
+        heads: List of heads.
+        measured: (layer, head), heads that can be drawn.
+        group: Heads that share their keys and values.
+    """
+    free = measured.values.copy()
+    if len(heads) == 1:
+        layer, head = heads[0]
+        free[layer, head // group * group :][:group] = False
+        others = map(Head._make, np.argwhere(free).tolist())
+        return [[of] for of in sorted(others, key=lambda of: abs(of.layer - layer))[:SINGLE_HEADS]]
+    try:
+        lists = matched_sets(heads, *free.shape, group, RANDOM_LISTS, free)
+    except NotTestable:
+        return []
+    return list({tuple(sorted(of)): of for of in lists}.values())
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:

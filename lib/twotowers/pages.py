@@ -40,7 +40,8 @@ def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, detail
     items = "".join(
         f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
         f"{f' ({row.mark})' if row.mark else ''}"
-        f"{': ' if row.verdict == NOT_TESTABLE else ', '}{escape(row.words)}</li>"
+        f"{': ' if row.verdict == NOT_TESTABLE else ', '}"
+        f"{escape('. '.join(filter(None, (_numbers(row, about), row.words))))}</li>"
         for row in rows
     )
     kind, title, place = "claim", "", f"claim-{about.anchor}"
@@ -50,6 +51,17 @@ def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, detail
     folded = f"<details><summary>{summary}</summary>{escape(details)}</details>" if details else ""
     says = f"<p>{title}{escape(about.statement)}</p>"
     return f'<div class="{kind}" id="{place}">{says}<ul>{items}</ul>{folded}</div>'
+
+
+def _numbers(row: Any, about: Statement) -> str:
+    """Return the numbers behind a verdict on a result of the paper, or nothing for a claim."""
+    if not isinstance(about, PaperResult) or pd.isna(row.effect):
+        return ""
+    text = f"{row.effect:z.2f}"
+    if row.draws:
+        reach = "" if pd.isna(row.share) else f", {row.share:.0%} of {row.draws:,.0f} reach it"
+        text += f"; random lists {row.control:z.2f}{reach}"
+    return text + ("" if pd.isna(row.firmness) else f"; firm in {row.firmness:.0%}")
 
 
 def all_evidence() -> pd.DataFrame:
@@ -121,10 +133,13 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
     if row is None:
         return ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    title, below = words, f"<br><small>{row.mark}</small>" if row.mark else ""
+    below = "".join(
+        f"<br><small>{part}</small>" for part in (_numbers(row, about), row.mark) if part
+    )
+    title = words
     if numbers:
         title, below = "", f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>"
-    name = verdict.replace(" ", "-")
+    name = re.sub(r"\W+", "-", verdict)
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{below}'
 
 
