@@ -21,22 +21,44 @@ def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
     assert [bool(text) for text in first.sentences(moved)] == [True, True, False]
 
 
-def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, monkeypatch):
+@pytest.fixture
+def judged(rows, monkeypatch):
+    """Four results of the paper in the miniature and a pretrained model."""
     verdicts = {
         "figure 6": "agrees agrees",
-        "figure 7": "agrees in_part",
+        "figure 9": "agrees,_not_specific in_part",
         "table 1": "in_part does_not_agree",
-        "table 2": "agrees not_testable",
+        "table 2": "agrees,_specificity_not_tested not_testable",
+        "figure 22": " agrees",  # in no count
     }
-    judged = [(item, verdict.replace("_", " "), model, "by position" if model == "a" else "")
-              for item, both in verdicts.items()
-              for model, verdict in zip("ab", both.split(), strict=True)]  # fmt: skip
-    results = pd.DataFrame(judged, columns=["claim", "verdict", "model", "mark"])
+    results = pd.DataFrame(
+        [
+            {"claim": item, "verdict": verdict.replace("_", " "), "model": model, "firmness": 1.0}
+            for item, both in verdicts.items()
+            for model, verdict in zip(("mini-gpt2", "b"), both.split(" "), strict=True)
+            if verdict
+        ]
+    ).assign(mark=lambda of: of["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION}))
     monkeypatch.setattr(
         first.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
     )
+    return results
+
+
+def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
-    assert "4 of 7 tests agree, 2 in part, 1 do not: 4 results" in text
-    assert "3 of the 4 are of models that fail" in text and "nearest label (3)" in text
-    assert "1 agree fully in no model" in text
+    assert "7 tests, 4 results of the paper in up to 2 models: 2 agree, 1 agree as random" in text
+    assert "1 agree untested for this, 2 in part, 1 do not. The pretrained models alone, 3" in text
+    assert "1 of the 4 that agree are of models that fail" in text and "nearest label (1)" in text
+    assert "Firm in every model: figure 6, table 2. In all" in text
+    assert "In no model fully and beyond random heads: figure 9, table 1." in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
+    judged.loc[judged["claim"] == "figure 6", "firmness"] = 0.9
+    assert "Firm in every model: table 2." in re.sub("<[^>]*>", "", first.findings(tmp_path))
+
+
+def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):
+    html = first.picture(tmp_path)
+    assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
+    assert 'class="verdict agrees-not-specific" href="figure-by-figure.html#row-figure-9"' in html
+    assert html.count("<td><a") == 8 and "figure 22" not in html

@@ -24,7 +24,8 @@ from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers import claims, evidence
 from twotowers.heads import Head
-from twotowers.paths import chapter_number, data_folder
+from twotowers.paths import chapter_number, data_folder, shipped_models
+from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="first">.*?</div>', re.DOTALL)
 BUTTONS = {
@@ -33,6 +34,17 @@ BUTTONS = {
     SWITCH_OFF: "switch off {} heads",
 }
 """Scene of the playground -> its button"""
+SIGNS = {
+    claims.AGREES: "✓",
+    claims.UNSPECIFIC: "≈",
+    claims.UNTESTED: "?",
+    claims.IN_PART: "½",
+    claims.DISAGREES: "✗",
+    claims.NOT_TESTABLE: "–",
+}
+MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
+FIRM = 0.95
+"""Signs of verdicts and marks in the picture; a firm verdict stays in as many resamples"""
 DOORS = {
     "tinker.html": "Try it",
     "figure-by-figure.html": "Does it reproduce?",
@@ -133,34 +145,59 @@ def sentences(rows: pd.DataFrame) -> list[str]:
     return out
 
 
-def findings(build: Path) -> str:
-    """How many results of the paper agree, in how many of these the task is done, what agrees in no
-    model, and what is new, counted from the verdicts of the chapters."""
-    rows, judged = (
-        evidence.read(build / "evidence", of) for of in (claims.claims(), claims.paper_results())
+def tests(build: Path) -> pd.DataFrame:
+    """The counted results of the paper in each model in which they could be tested or not."""
+    judged = evidence.read(build / "evidence", claims.paper_results())
+    return judged[~judged["claim"].isin(claims.UNCOUNTED)]
+
+
+def row_link(item: str) -> str:
+    """The name of a result of the paper, as a link to its row."""
+    about = claims.paper_results()[item]
+    address = f"figure-by-figure.html#row-{about.anchor}"
+    return f'<a href="{address}" title="{escape(about.statement)}">{item}</a>'
+
+
+def counted(asked: pd.DataFrame) -> str:
+    """How many tests have each verdict."""
+    n = asked["verdict"].value_counts()
+    agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
+    return (
+        f"{agree} agree, {same} agree as random heads do, {few} agree untested for this, "
+        f"{part} in part, {no} do not"
     )
+
+
+def findings(build: Path) -> str:
+    """How many results of the paper agree, in how many of these the task is done, what is firm in
+    every model and what agrees in none, and what is new, counted from the verdicts of chapters."""
+    rows, judged = evidence.read(build / "evidence", claims.claims()), tests(build)
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
-    judged = judged[~judged["claim"].isin(claims.UNCOUNTED)]
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
-    of_items = asked.groupby("claim", sort=False)["verdict"].agg(set)
-    never = sum(claims.AGREES not in verdicts for verdicts in of_items)
-    verdicts, agrees = asked["verdict"].value_counts(), asked[asked["verdict"] == claims.AGREES]
-    in_part, disagree = (verdicts.get(name, 0) for name in (claims.IN_PART, claims.DISAGREES))
-    nearest, word = ((agrees["mark"] == m).sum() for m in (claims.BY_POSITION, claims.BY_WORD))
+    agrees = asked["verdict"].str.startswith(claims.AGREES)
+    specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
+    firm = specific & ~(asked["firmness"] < FIRM)
+    of_items = asked.groupby("claim", sort=False)["model"].agg(list).index
+    always = [item for item in of_items if firm[asked["claim"] == item].all()]
+    never = [item for item in of_items if not specific[asked["claim"] == item].any()]
+    own = asked["model"].isin(shipped_models())
+    nearest, word = ((asked["mark"][agrees] == m).sum() for m in MARKS)
     product = rows[rows["claim"] == "product"]["verdict"]
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree, {in_part} in part, {disagree} "
-        f"do not: {len(of_items)} results of the paper in up to {judged['model'].nunique()} "
-        f"models.{in_all}",
-        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
-        f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
-        f"({word}) "
+        "all": f"<b>{len(asked)} tests</b>, {len(of_items)} results of the paper in up to "
+        f"{judged['model'].nunique()} models: {counted(asked)}. The pretrained models alone, "
+        f'{(~own).sum()} tests: {counted(asked[~own])} (<a href="#first-map">picture</a>).',
+        "some": f"<b>{nearest + word} of the {agrees.sum()}</b> that agree are of models that fail "
+        f"the task on the paper's prompts: they mostly say the nearest label ({nearest}) or one "
+        f"word ({word}) "
         '(<a href="01-locate.html#paper-word-prompts">chapter&nbsp;1</a>).',
-        "none": f"<b>{never}</b> agree fully "
-        f'<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_some}',
+        "firm": "<b>Firm in every model</b>: "
+        f"{', '.join(map(row_link, always)) or 'none'}.{in_all}",
+        "none": "<b>In no model</b> fully and beyond random heads: "
+        f"{', '.join(map(row_link, never)) or 'none'}.{in_some}",
         "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
         f"{len(product)} models:{new}",
         "not": "<b>Not tested</b>: the paper's own models "
@@ -168,6 +205,53 @@ def findings(build: Path) -> str:
     }
     items = "".join(f"<li class={name}>{line}</li>" for name, line in lines.items())
     return f'<ul class="first-findings">{items}</ul>'
+
+
+def picture(build: Path) -> str:
+    """Every test as a cell, a row a result of the paper and a column a model, in three tables side
+    by side; each cell leads to its row."""
+    judged = tests(build)
+    models = dict.fromkeys(evidence.read(build / "evidence", claims.paper_results())["model"])
+    cells = {(row.claim, row.model): row for row in judged.itertuples()}
+    heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
+    lines = []
+    for item in dict.fromkeys(judged["claim"]):
+        line = f'<th scope="row">{row_link(item).replace(">appendix ", ">")}</th>'
+        for row in (cells.get((item, model)) for model in models):
+            line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
+        lines.append(f"<tr>{line}</tr>")
+    third = -(-len(lines) // 3) or 1
+    tables = "".join(
+        f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines[i : i + third])}"
+        "</tbody></table>"
+        for i in range(0, len(lines), third)
+    )
+    signs = "; ".join(
+        f'<span class="verdict {name_of(v)}">{of}</span> {v}' for v, of in SIGNS.items()
+    )
+    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
+    return (
+        f'<div class="first-map" id="first-map"><p>{signs}; empty: not run. The model does not do '
+        f"the task: {marks}.</p><div>{tables}</div></div>"
+    )
+
+
+def name_of(verdict: str) -> str:
+    """The class of a verdict in style sheets."""
+    return re.sub(r"\W+", "-", verdict)
+
+
+def cell(row) -> str:
+    """One test: the sign of its verdict, that of its mark, and a link to its row."""
+    says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
+        row.mark
+    )
+    mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
+    anchor = claims.paper_results()[row.claim].anchor
+    return (
+        f'<a class="verdict {name_of(row.verdict)}" href="figure-by-figure.html#row-{anchor}" '
+        f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
+    )
 
 
 def byline() -> str:
@@ -188,7 +272,7 @@ def drawn(build: Path) -> str:
     return (
         f'<div id="first" class="first">{live(build)}<div '
         f'class="first-holds">{findings(build)}<nav class="first-doors" aria-label="Where to '
-        f'go">{doors}</nav></div><p class="first-by">{escape(byline())}</p></div>'
+        f'go">{doors}</nav></div>{picture(build)}<p class="first-by">{escape(byline())}</p></div>'
     )
 
 
