@@ -21,9 +21,12 @@ def models_of(script):
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """What the page reads: means and intervals of every head, which take a while, once for all
-    tests."""
-    return explorer.script(tmp_path_factory.mktemp("none"))
+    """What the page reads of its scenes' models: means and intervals of every head, which take a
+    while, once for all tests."""
+    some = {name: files.precomputed_models()[name] for name in (MODEL, QWEN)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "precomputed_models", lambda: some)
+        return explorer.script(tmp_path_factory.mktemp("none"))
 
 
 @pytest.fixture(scope="module")
