@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT, refused
 from towerlab import cli
-from twotowers import files
+from towerlab.measure import pipeline
 
 BAD = [
     (["measure", "--blocks", "0"], "greater than or equal to 1"),
@@ -72,7 +72,7 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(
         raise error
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
-    write = partial(files.write, xr.Dataset(), tmp_path / "x.nc")
+    write = partial(pipeline.write, xr.Dataset(), tmp_path / "x.nc")
     refused(r"cannot write .*x\.nc.* make room", write)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", read_only)

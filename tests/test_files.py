@@ -11,6 +11,7 @@ from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads
+from towerlab.measure.pipeline import save, write
 from towerlab.measure.recipe import Recipe
 from twotowers import files
 from twotowers.catalogue import catalogue, variables
@@ -37,7 +38,7 @@ def data(measure):
 
 @pytest.fixture
 def saved(data, tmp_path):
-    files.save("ablations", data, tmp_path / "a.nc", {"model": "m"})
+    save("ablations", data, tmp_path / "a.nc", {"model": "m"})
     return tmp_path / "a.nc"
 
 
@@ -71,7 +72,7 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
     data = heads(shared_tiny("gpt2"), blocks(2))
     data["writing"][:6, 0, 0] = data["logit_difference"][:6] = values
-    files.save("heads", data, tmp_path / "a.nc", {})
+    save("heads", data, tmp_path / "a.nc", {})
     again = files.load(tmp_path / "a.nc")
     large, small = again["writing"].values[:6, 0, 0], again["logit_difference"].values[:6]
     np.testing.assert_array_equal(small, values.astype(np.float32))
@@ -107,7 +108,7 @@ def test_prompts_have_labels_of_one_kind():
 )
 def test_another_form_is_refused_by_name(change, message, saved, tmp_path):
     data = files.load(saved)
-    files.write(change(data), tmp_path / "b.nc")
+    write(change(data), tmp_path / "b.nc")
     with pytest.raises(files.OtherForm, match=message):
         files.load(tmp_path / "b.nc")
 

@@ -13,7 +13,7 @@ from tolerances import TIES
 from towerlab.measure import heads as heads_module
 from towerlab.measure import tower_grid
 from towerlab.measure.answers import ORDERS, spread_orders
-from towerlab.measure.pipeline import EVALUATION, Design, Pipeline
+from towerlab.measure.pipeline import EVALUATION, Design, Pipeline, save
 from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
@@ -157,7 +157,7 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
     run = small(Noting)
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 8)
     parts = run.made(name)
-    files.save(name, parts, run.path(name).with_name("saved"), {})
+    save(name, parts, run.path(name).with_name("saved"), {})
     files.load(run.path(name).with_name("saved"))  # which checks the schema
     assert set(row_of(name).needs) <= run.names <= set(versions(name)) - {name}
     if not list(run.path(name).parent.glob(f".{name}.*.part")):

@@ -7,11 +7,12 @@ from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
 from towerlab.measure import label_reads as module
 from towerlab.measure.label_reads import RELATIONS, carried_query, relations_of, top_tokens
+from towerlab.measure.pipeline import save
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
-from twotowers.files import load, save
+from twotowers.files import load
 from twotowers.heads import Head
 
 LEXICON = Lexicon(

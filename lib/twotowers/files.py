@@ -1,4 +1,4 @@
-"""Measurement files: identity, folder, reader, writer, and the precomputed measurements.
+"""Measurement files: identity, folder, reader, and the precomputed measurements.
 
     >>> sorted(json.loads(identity("forms", Settings(), "mini-gpt2@0")))[:4]
     ['dtype', 'k', 'labels', 'locate']
@@ -24,14 +24,14 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from twotowers.catalogue import fault, row_of, variables, versions
+from twotowers.catalogue import fault, row_of, versions
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -51,11 +51,6 @@ OTHER_SETTINGS = {"model", "device", "device_map", "out", "prompts"}
 """Settings that do not decide any other measurement"""
 DIGITS_OF_NAMES = 6
 """Number of hexadecimal digits that tell folders apart"""
-SMALL = {"zlib": True, "complevel": 6}
-ROUNDED = {"significant_digits": 9, "quantize_mode": "BitRound"}
-"""Nine bits of a float's mantissa are one part in 1,024"""
-OPTIONAL = {"query", "text"}
-"""Coordinates that are left out if the texts are not ours to pass on"""
 
 
 class OtherForm(TwoTowersError):
@@ -167,39 +162,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # a read-only disk was reported above
             scratch.unlink(missing_ok=True)
-
-
-def write(data: xr.Dataset, path: Path) -> None:
-    """Write a dataset: floats as float32, rounded to nine bits if they have three dimensions."""
-
-    def encoding(array: xr.Variable) -> dict[str, Any]:
-        # Texts are stored as characters, which compress; strings of varying length do not.
-        if array.dtype.kind in "UO":
-            return SMALL | {"dtype": "S1"}
-        if array.dtype.kind != "f" or not array.ndim:
-            return SMALL if array.ndim else {}
-        return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
-
-    encodings: dict[Hashable, Any] = {name: encoding(x) for name, x in data.variables.items()}
-    with deferred_signals(), atomic_write(path) as scratch:
-        data.to_netcdf(scratch, engine="netcdf4", encoding=encodings)
-
-
-def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any]) -> None:
-    """Write the variables of a measurement with their units.
-
-    Args:
-        name: Measurement.
-        data: Its variables and any others, which are left out.
-        path: File.
-        attributes: How the measurement was made.
-
-    Raises:
-        TwoTowersError: If the file cannot be written.
-    """
-    units = {v: row.units for v, row in variables().get(name, {}).items() if v in data}
-    out = data[[*units]].assign({v: data[v].assign_attrs(units=unit) for v, unit in units.items()})
-    write(out.assign_attrs(attributes, measurement=name), path)
 
 
 def read(path: Path) -> xr.Dataset:

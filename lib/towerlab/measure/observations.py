@@ -4,7 +4,7 @@
     data = observations("heads", encoded, arrays)
 
 A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
-of data/variables.csv, the prompt first. Its file: `files.save`.
+of data/variables.csv, the prompt first. Its file: `pipeline.save`.
 
     >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
     >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}

@@ -18,7 +18,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -54,6 +54,44 @@ AGAIN = "again"
 """Attribute of a file without variables: something could not be had, and the next run asks again"""
 QUICK_PROMPTS = 20
 """Prompts of each of the paper's sets for a first look at a model of one's own"""
+SMALL = {"zlib": True, "complevel": 6}
+ROUNDED = {"significant_digits": 9, "quantize_mode": "BitRound"}
+"""Nine bits of a float's mantissa are one part in 1,024"""
+OPTIONAL = {"query", "text"}
+"""Coordinates that are left out if the texts are not ours to pass on"""
+
+
+def write(data: xr.Dataset, path: Path) -> None:
+    """Write a dataset: floats as float32, rounded to nine bits if they have three dimensions."""
+
+    def encoding(array: xr.Variable) -> dict[str, Any]:
+        # Texts are stored as characters, which compress; strings of varying length do not.
+        if array.dtype.kind in "UO":
+            return SMALL | {"dtype": "S1"}
+        if array.dtype.kind != "f" or not array.ndim:
+            return SMALL if array.ndim else {}
+        return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
+
+    encodings: dict[Hashable, Any] = {name: encoding(x) for name, x in data.variables.items()}
+    with files.deferred_signals(), files.atomic_write(path) as scratch:
+        data.to_netcdf(scratch, engine="netcdf4", encoding=encodings)
+
+
+def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any]) -> None:
+    """Write the variables of a measurement with their units.
+
+    Args:
+        name: Measurement.
+        data: Its variables and any others, which are left out.
+        path: File.
+        attributes: How the measurement was made.
+
+    Raises:
+        TwoTowersError: If the file cannot be written.
+    """
+    units = {v: row.units for v, row in catalogue.variables().get(name, {}).items() if v in data}
+    out = data[[*units]].assign({v: data[v].assign_attrs(units=unit) for v, unit in units.items()})
+    write(out.assign_attrs(attributes, measurement=name), path)
 
 
 def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
@@ -254,8 +292,8 @@ class Pipeline:
             data = xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
-            data = data.drop_vars(files.OPTIONAL, errors="ignore")
-        files.save(name, data, path, self._attributes(name, seconds))
+            data = data.drop_vars(OPTIONAL, errors="ignore")
+        save(name, data, path, self._attributes(name, seconds))
         for file in path.parent.glob(f".{name}.*.part"):
             file.unlink(missing_ok=True)
         why = data.attrs.get(NOT_TESTABLE)
@@ -296,7 +334,7 @@ class Pipeline:
             if data is None or data.attrs.get("identity") != identity:
                 data = recipe.run(self.model, number * size, size)
                 if n > 1:
-                    files.write(data.assign_attrs(identity=identity), path)
+                    write(data.assign_attrs(identity=identity), path)
                     data = files.read(path)
             parts.append(data.drop_attrs(deep=False))
             bar.update(size)
