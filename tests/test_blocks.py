@@ -6,7 +6,7 @@ import pytest
 from conftest import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from towerlab.prompts.blocks import about, class_pairs, draw_blocks
+from towerlab.prompts.blocks import class_pairs, draw_blocks
 from twotowers.settings import Form, label_pairs
 
 FORM = Form(2, "space")
@@ -50,17 +50,6 @@ def test_the_same_seed_gives_the_same_prompts():
         == draw_blocks(5, FORM, seed=[0, 1])
         != draw_blocks(5, FORM, seed=[0, 2])
     )
-
-
-def test_coordinates_tell_what_a_prompt_is():
-    coordinates = about(draw_blocks(1, FORM, seed=0, pairs=["animal/country"], labels=["foo/bar"]))
-    assert (
-        coordinates["true"][1].shape == (4, 4)
-        and coordinates["true_first"][1].tolist().count(True) == 2
-    )
-    assert set(coordinates["pair"][1]) == {"animal/country"} and set(coordinates["labels"][1]) == {
-        "foo/bar"
-    }
 
 
 @pytest.mark.parametrize(

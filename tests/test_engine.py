@@ -48,7 +48,6 @@ def built(home, tmp_path_factory):
     assert not list((home / "_build/measurements").rglob("heads.nc"))
     code, output = build(home, JUPYTER_PATH=str(kernel.parents[2]))
     assert code == 0, output
-    (home / "output.txt").write_text(output)
     return home
 
 
@@ -56,16 +55,6 @@ def test_after_kill_9_of_a_measurement_the_same_command_builds_the_book(built):
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
     page = (built / "_build/html/book/92-two.html").read_text()
     assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
-
-
-def test_a_build_says_a_line_for_each_measurement_and_chapter_and_snakemake_goes_into_its_log(
-    built,
-):
-    lines = (built / "output.txt").read_text().splitlines()
-    whats = ("heads measured", "chapter_91-one: done", "chapter_92-two: done")
-    assert all(sum(what in line for line in lines) == 1 for what in whats), lines
-    assert not [line for line in lines if "rule" in line] and len(lines) < 12, lines
-    assert "Select jobs" in (built / "_build/log/snakemake.txt").read_text()
 
 
 def test_nothing_changed_does_nothing(built):

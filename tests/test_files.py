@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import xarray as xr
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
@@ -78,19 +77,6 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     np.testing.assert_array_equal(small, values.astype(np.float32))
     np.testing.assert_allclose(large, values, rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all()
-
-
-def test_prompts_have_labels_of_one_kind():
-    every = xr.Dataset(
-        {"x": ("prompt", np.arange(4.0))},
-        {
-            "pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
-            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"]),
-        },
-    )
-    assert files.of_labels(every, "arbitrary").sizes["prompt"] == 3
-    assert files.of_labels(every, "names")["pair"].values.tolist() == ["c/d"]
-    assert files.of_labels(every, "all").sizes["prompt"] == 4
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,3 @@ def test_means_of_many_equal_the_mean_of_each():
 )
 def test_what_has_no_interval_is_refused(values, message):
     refused(message, mean, values)
-
-
-def test_a_table_refuses_values_that_are_missing_in_part():
-    refused("1 of 3 values are missing", table, {"m": prompts([1.0, np.nan, 2.0], "abc", "xxx")})

@@ -10,7 +10,6 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
-import numpy as np
 import pytest
 from browser import PAGE, broken_rules, browser, chromium, needs_browser
 from conftest import ROOT
@@ -24,10 +23,6 @@ needs_book = pytest.mark.skipif(
 DRAWN = """() =>
   [...document.querySelectorAll('div.chart')].every(e => e.querySelector('svg.marks'))
   && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
-TEXT = """() => [...document.querySelectorAll('div.chart svg .role-axis text')]
-  .map(e => e.getBoundingClientRect().height)"""
-FOLDED = """() => [...document.querySelectorAll('details.above-input')]
-  .filter(e => e.checkVisibility()).length"""
 LOOK = r"""() => {
   const faults = [];
   const rgb = (colour) => (colour.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
@@ -105,23 +100,6 @@ def test_pages_show_everything_without_a_network(width, mode, home, request):
             rules = broken_rules(page) if nightly or i % 2 == (mode == "dark") else []
             wrong += [f"{name}: {line}" for line in [*page.evaluate(LOOK), *rules]]
     assert not wrong, "\n".join(wrong)
-
-
-@needs_browser
-@needs_book
-def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_not_printed(home):
-    with browser(f"{home}book/12-what-every-head-does.html", home=home) as page:
-        page.wait_for_function(DRAWN, timeout=20_000)
-        page.wait_for_timeout(500)
-        before = page.evaluate(TEXT)
-        for width in (700, 1280):
-            page.set_viewport_size({"width": width, "height": 844})
-            page.wait_for_timeout(1500)
-        after = page.evaluate(TEXT)
-        page.emulate_media(media="print")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        folded = page.evaluate(FOLDED)
-    assert before and np.allclose(before, after, atol=2) and folded == 0
 
 
 @needs_browser

@@ -8,7 +8,6 @@ import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import pipeline
 from towerlab.measure.observations import answers_of
-from towerlab.model import loading
 from twotowers import files
 from twotowers.settings import Form, Settings
 
@@ -18,15 +17,6 @@ def design(words, monkeypatch, **settings) -> pipeline.Design:
     monkeypatch.setattr(pipeline, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = word_tokenizer(["?", ":", *words])
     return pipeline.Design(Settings.of(settings), tokenizer, 64, xr.Dataset)
-
-
-@pytest.mark.parametrize(("value", "expected"), [("auto", "auto"), ("none", None)])
-def test_device_map_auto_reaches_the_model(value, expected, monkeypatch):
-    options = {}
-    monkeypatch.setattr(loading, "load", lambda name, **of_call: options.update(of_call))
-    assert pipeline.Pipeline(Settings.of({"device_map": value})).model is None
-    assert options["device_map"] == expected
-    assert Settings.of({"separator": "auto"}).separator is None
 
 
 def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
