@@ -1,6 +1,8 @@
 """Attention and answers under changed prompts: against weights of one prompt at a time, summed by
 hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tiny_blocks
@@ -24,7 +26,7 @@ def encode(prompts):
 
 def test_every_number_is_a_sum_of_weights_of_one_prompt(model):
     prompts = [e.prompt for e in tiny_blocks.blocks(2)]
-    result = conditions(model, encode(prompts), encode)
+    result = conditions(replace(model, tokenizer=tiny_blocks.tokenizer()), encode(prompts))
     assert result["attention_true"].dims == ("condition", "prompt", "layer", "head")
     for name, change in CONDITIONS.items():
         for i, e in enumerate(encode([change(prompt) for prompt in prompts])):

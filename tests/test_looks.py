@@ -13,7 +13,7 @@ from conftest import shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from tolerances import FLOAT64
 from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
-from towerlab.model.label_attention import Places, swapped_weights
+from towerlab.model.label_attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers import head_selection
@@ -190,10 +190,7 @@ def test_sentences_follow_no_sender():
 def test_swapped_weights_by_hand():
     # Positions: true label, other label, other label, a text, and a second true label that stands
     # last.
-    places = Places(
-        torch.tensor([[True, False, False, False, True]]),
-        torch.tensor([[False, True, True, False, False]]),
-    )
+    places = torch.tensor([[1, -1, -1, 0, 1]])
     rows = torch.tensor(
         [[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]],
         dtype=torch.float64,
@@ -211,7 +208,7 @@ def test_swapped_weights_by_hand():
     early = torch.tensor(
         [[[[0.6, 0.4, 0.0]]]]
     )  # the last of three positions, and no true label before it but one
-    one_class = Places(torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]]))
+    one_class = torch.tensor([[1, 0, -1]])
     torch.testing.assert_close(swapped_weights(early, one_class), early)
 
 

@@ -1,6 +1,8 @@
 """The paper's own protocol: its prompts by hand, every number against the slow reference, lists of
 heads in models of odd sizes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -139,9 +141,7 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
 
 def test_sums_are_kept_of_some_heads_and_means_of_all(words):
     encoded = encoded_of(words)[::-1]  # sets in an order that no sorting gives
-    data = attention_in(
-        shared_tiny("gpt2"), encoded, CHANGES, lambda prompts: encode_all(prompts, words)
-    )
+    data = attention_in(replace(shared_tiny("gpt2"), tokenizer=words), encoded, CHANGES)
     few = summed_up(data, ["1-0", "0-1"])
     by_hand = (
         data["attention_true"].sel(condition="true first").isel(prompt=slice(2)).mean("prompt")

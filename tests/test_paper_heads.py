@@ -1,6 +1,8 @@
 """The twelve heads and the two remedies on the paper's sets: every number against runs put together
 by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -62,10 +64,11 @@ def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
     )
 
 
-def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded):
+def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded, words):
     encode, prompts = encoded
+    model = replace(model, tokenizer=words)
     heads = [Head(1, 1), Head(0, 0)]
-    data = looked_at(model, prompts, heads, encode)
+    data = looked_at(model, prompts, heads)
     others = encode([CHANGES["query of the other class"](e.prompt) for e in prompts])
     assert data["named_head"].values.tolist() == ["1-1", "0-0"]
     for name, of in (("as it is", prompts), ("query of the other class", others)):
@@ -82,11 +85,10 @@ def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded):
     )
 
 
-def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded):
+def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded, words):
     encode, prompts = encoded
-    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED, encode)[
-        "attention_true"
-    ]
+    model = replace(model, tokenizer=words)
+    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED)["attention_true"]
     for name in ("one true fewer", "TFFT"):
         for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
             slow = Reference(model, e.ids)

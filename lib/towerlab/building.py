@@ -63,10 +63,8 @@ def build(
             "another `twotowers book` is at work on this book: wait until it is done"
         ) from None
     os.set_inheritable(lock.fileno(), True)
-    failed = [
-        path.name.removesuffix(FAILED) for path in (root / "_build/chapters").glob(f"*{FAILED}")
-    ]
     # Snakemake restored the last good chapters, and takes them for new.
+    failed = [path.name.removesuffix(FAILED) for path in root.glob(f"_build/chapters/*{FAILED}")]
     again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
     how = ["--profile", os.path.abspath(profile)] if profile else ["--cores", str(jobs * threads)]
     config = root / "_build/settings.json"

@@ -79,22 +79,20 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     values = {
         name: value for name, value in vars(arguments).items() if name in Settings.model_fields
     }
-    names = arguments.names or list(catalogue.catalogue())
-    listing = arguments.do == "measure" and arguments.list
-    if arguments.do == "record":
+    recording = arguments.do == "record"
+    if recording:
         values["out"] = str(data_folder() / "measurements")
     settings = Settings.of(values)
-    for name in names:
-        catalogue.row_of(name)  # raises for a name of none
+    names = arguments.names or list(catalogue.catalogue())
+    rows = {name: catalogue.row_of(name) for name in names}  # raises for a name of none
     from towerlab.measure.pipeline import AGAIN, Pipeline, recipe_of
 
     pipeline = Pipeline(settings, command)
-    if listing:
-        for name in names:
+    if not recording and arguments.list:
+        for name, row in rows.items():
             what = " ".join((recipe_of(name).__doc__ or "").partition("\n\n")[0].split())
-            needs = f" Needs {', '.join(needs)}." if (needs := catalogue.row_of(name).needs) else ""
-            cost = f"About {catalogue.row_of(name).passes:g} passes of each prompt."
-            print(f"{name}: {what}{needs} {cost}")
+            needs = f" Needs {', '.join(row.needs)}." if row.needs else ""
+            print(f"{name}: {what}{needs} About {row.passes:g} passes of each prompt.")
         return 0
     from towerlab.model import loading
 
@@ -102,7 +100,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     for name in names:
         attributes = pipeline.measured(name).attrs
         # Nothing was measured: such a file is not for the book.
-        if arguments.do == "record" and AGAIN in attributes:
+        if recording and AGAIN in attributes:
             pipeline.path(name).unlink()
             raise TwoTowersError(f"{name} is not recorded: {attributes[catalogue.NOT_TESTABLE]}")
     print(f"{', '.join(names)}: {pipeline.path(names[-1]).parent}")

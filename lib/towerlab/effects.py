@@ -28,7 +28,7 @@ from towerlab.measure.conditions import true_first
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Prompt, encode
+from towerlab.prompts.prompt import Prompt
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 TOP_TOKENS = 5  # number of tokens in a table of answers, besides the labels
@@ -89,27 +89,25 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
                 f"head {at}-{number} is not in {model.name}: layers go to {model.n_layers - 1}, "
                 f"heads to {model.n_heads - 1}"
             )
-    encoded = encode(prompt, model.tokenizer, model.context)
-    before = capture(model, [encoded], {"weights"})
+    (encoded,) = model.encode([prompt])
+    runs = {"before": capture(model, [encoded], {"weights"})}
     with edited(model, zero(heads, everywhere([encoded]))):
-        after = capture(model, [encoded], {"weights"})
-    runs = {"before": before, "after": after}
+        runs["after"] = capture(model, [encoded], {"weights"})
 
     p = {when: run.logits[0].double().softmax(-1).cpu().numpy() for when, run in runs.items()}
     top = np.argsort(-p["after"], kind="stable")[:TOP_TOKENS].tolist()
     tokens = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
-    answer = pd.DataFrame({"token": [_token_text(model, token) for token in tokens]})
+    texts = {"token": [_token_text(model, token) for token in tokens]}
+    answer = pd.DataFrame(texts | {when: of[tokens] for when, of in p.items()})
 
-    by_head = {when: head_logit_differences(run, model) for when, run in runs.items()}
-    index = np.indices(by_head["before"].shape).reshape(2, -1)
-    table = pd.DataFrame({"layer": index[0], "head": index[1]})
-    for when in runs:
-        answer[when] = p[when][tokens]
-        table[when] = by_head[when].flatten().cpu().numpy()
+    layers, numbers = np.indices((model.n_layers, model.n_heads)).reshape(2, -1)
+    table = pd.DataFrame({"layer": layers, "head": numbers})
+    for when, run in runs.items():
+        table[when] = head_logit_differences(run, model).flatten().cpu().numpy()
 
     layer, head = zip(*(heads or strongest(table)), strict=True)
-    texts = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
-    attention = pd.DataFrame({"demonstration": texts})
+    shown = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
+    attention = pd.DataFrame({"demonstration": shown})
     for when, run in runs.items():
         mean = run.weights[layer, 0, head].double().mean(0)
         attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
@@ -128,11 +126,10 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """Return what each head adds to the logit of true minus other label (nats), norm frozen."""
     row = logit_difference_rows(capture, model)[0]
-    weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
     return torch.stack(
         [
-            torch.einsum("hk,hkd,d->h", z[0].to(row), weight, row)
-            for z, weight in zip(capture.z, weights, strict=True)
+            torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row)
+            for layer, z in enumerate(capture.z)
         ]
     )
 

@@ -144,8 +144,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 
 def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:
     """Return what every head of a layer adds to the residual stream from each position."""
-    group = model.n_heads // model.n_key_value_heads
-    values = capture.values[layer, 0].repeat_interleave(group, dim=0)
+    values = model.for_query_heads(capture.values[layer, 0])
     weighted = capture.weights[layer, 0].to(values)[..., None] * values
     return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
 

@@ -1,7 +1,7 @@
 """Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5;
 EMNLP section 6). Chapter 5.
 
-    data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
+    data = conditions(model, encoded)     # (condition, prompt, layer, head)
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from towerlab.measure.heads import at_labels
 from towerlab.measure.observations import answers_in, observations, read_prompts, with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model.capture import Capture
+from towerlab.model.capture import Capture, own_label_sign
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import in_order, one_fewer
 
 Changes = Mapping[str, Callable[[Prompt], Prompt]]
-Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 
 
 def true_nearest(prompt: Prompt) -> Prompt:
@@ -49,35 +48,32 @@ is removed"""
 
 
 def in_changes(
+    model: Model,
     encoded: Sequence[Encoded],
     changes: Changes,
-    encode: Encode,
     read: Callable[[str, list[Encoded]], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """What is read of prompts in each of some changes.
 
     Args:
         changes: name -> how a prompt is changed.
-        encode: prompts -> encoded ones.
         read: name and prompts of a change -> name -> (prompt, ...).
 
     Returns:
         Name -> (prompt, change, ...).
     """
     each = [
-        read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()
+        read(name, model.encode([change(e.prompt) for e in encoded]))
+        for name, change in changes.items()
     ]
     return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
 
 
-def attention_in(
-    model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode
-) -> xr.Dataset:
+def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes) -> xr.Dataset:
     """Attention on labels, and answers, of the prompts in each of some changes.
 
     Args:
         changes: name -> how a prompt is changed.
-        encode: prompts -> encoded ones.
 
     Returns:
         `attention_true`, `attention_other` (condition, prompt, layer, head): attention on all
@@ -86,29 +82,22 @@ def attention_in(
 
     def read(capture: Capture) -> dict[str, Tensor]:
         weights = at_labels(capture, capture.weights).float()
-        true = torch.tensor([e.prompt.is_true for e in capture.prompts]).to(weights)[:, None, None]
+        true = own_label_sign(capture, weights)[:, None, None] > 0
         sums = {
             "attention_true": (weights * true).sum(-1),
-            "attention_other": (weights * (1 - true)).sum(-1),
+            "attention_other": (weights * ~true).sum(-1),
         }
         return sums | answers_in(capture)
 
     def read_all(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
         return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
 
-    return observations(
-        "conditions",
-        encoded,
-        in_changes(encoded, changes, encode, read_all),
-        condition=list(changes),
-    )
+    arrays = in_changes(model, encoded, changes, read_all)
+    return observations("conditions", encoded, arrays, condition=list(changes))
 
 
-def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
+def conditions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """`attention_in` CONDITIONS, and what the softmax alone would do when a demonstration goes.
-
-    Args:
-        encode: prompts -> encoded ones.
 
     Returns:
         That of `attention_in`, and of the plain prompts (prompt, layer, head) `attention_left`
@@ -128,7 +117,7 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
-    return attention_in(model, encoded, CONDITIONS, encode).assign(with_dims("conditions", arrays))
+    return attention_in(model, encoded, CONDITIONS).assign(with_dims("conditions", arrays))
 
 
 def check_one_can_go(design: Design) -> None:
@@ -142,6 +131,5 @@ def check_one_can_go(design: Design) -> None:
 
 def _conditions(pipeline: Pipeline) -> Recipe:
     """Attention and answers with one demonstration fewer, and in two orders."""
-    design = pipeline.design
-    check_one_can_go(design)
-    return Recipe(conditions, design.intervention(), (design.encode,))
+    check_one_can_go(pipeline.design)
+    return Recipe(conditions, pipeline.design.intervention())

@@ -58,12 +58,14 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     def read(capture: Capture) -> dict[str, Tensor]:
         attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
         written = attention.to(readings) * readings
+        outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
+        rows = logit_difference_rows(capture, model)
         return {
             "attention": attention.float(),
             "reading": readings.mean(-1),
             "writing": written.sum(-1),
             "contribution": (written * own_label_sign(capture, readings)[:, None, None]).sum(-1),
-            "block_logit_difference": block_logit_differences(capture, model),
+            "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
             **answers_in(capture),
         }
 
@@ -98,15 +100,7 @@ def at_labels(
     capture: Capture, x: Float[Tensor, "layer batch head position"]
 ) -> Float[Tensor, "batch layer head place"]:
     """Weights or scores of the last position, on every label position."""
-    at = capture.label_positions[None, :, None].expand(len(x), -1, x.shape[2], -1)
-    return x.gather(3, at).transpose(0, 1)
-
-
-def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch layer kind"]:
-    """What every attention block and FFN block adds to the logit difference (nats)."""
-    rows = logit_difference_rows(capture, model)
-    outputs = torch.stack([capture.attention_output, capture.ffn_output], -1).to(rows)
-    return torch.einsum("lbdk,bd->blk", outputs, rows)
+    return x.take_along_dim(capture.label_positions[None, :, None], 3).transpose(0, 1)
 
 
 def _locating(pipeline: Pipeline) -> Recipe:

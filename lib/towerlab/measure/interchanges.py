@@ -78,19 +78,18 @@ def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     bases, sources = [], []
     for e in encoded:
         prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
-        for other in sorted(
-            encoded, key=lambda other: (other.prompt.block < prompt.block, other.prompt.block)
-        ):
-            of, same_length = other.prompt, _query_length(other) == _query_length(e)
-            if (
-                of.dataset == prompt.dataset
-                and of.cls != prompt.cls
-                and of.query not in texts
-                and same_length
-            ):
-                bases.append(e)
-                sources.append(with_query(prompt, of.query, of.cls))
-                break
+        fitting = [
+            other.prompt
+            for other in encoded
+            if other.prompt.dataset == prompt.dataset
+            and other.prompt.cls != prompt.cls
+            and other.prompt.query not in texts
+            and _query_length(other) == _query_length(e)
+        ]
+        if fitting:
+            other = min(fitting, key=lambda other: (other.block < prompt.block, other.block))
+            bases.append(e)
+            sources.append(with_query(prompt, other.query, other.cls))
     return [
         Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)
     ]
@@ -100,6 +99,7 @@ def _query_length(encoded: Encoded) -> int:
     return encoded.query_span[1] - encoded.query_span[0]
 
 
+@torch.inference_mode()
 def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
     """Answers of every pair's base with what its kind says taken from its source, in some heads.
 
@@ -116,45 +116,27 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
             (prompt,) of both prompts as they are (nats). Coordinates of a prompt are those of the
             base, with `pair_kind`.
     """
-    return joined(
-        [
-            _of_kind(kind, model, list(of_kind), sets)
-            for kind, of_kind in groupby(pairs, lambda pair: pair.kind)
-        ]
-    )
 
+    def of_kind(kind: str, pairs: list[Pair]) -> xr.Dataset:
+        def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
+            base = LastPosition(model, batch)
+            source = LastPosition(model, [pairs[i].source for i in index])
+            at = torch.tensor([e.label_positions for e in batch])
+            edits = [exchange(heads, kind, source.plain, at) for heads in sets.values()]
+            arrays = answers_of(batch, *base.answers(edits))
+            # The labels are the base's in both.
+            of_source = label_log_probs(source.capture.logits, batch)
+            for name, of in (("base", base.plain_answer()), ("source", of_source)):
+                arrays[f"{name}_logit_difference"] = answers_of(batch, *of)["logit_difference"]
+            return arrays
 
-@torch.inference_mode()
-def _of_kind(
-    kind: str, model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]
-) -> xr.Dataset:
-    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
-        base = LastPosition(model, batch)
-        source = LastPosition(model, [pairs[i].source for i in index])
-        at = torch.tensor([e.label_positions for e in batch])
-        answered = answers_of(
-            batch,
-            *base.answers([exchange(heads, kind, source.plain, at) for heads in sets.values()]),
-        )
-        # The labels are the base's in both.
-        plain = {
-            "base": base.plain_answer(),
-            "source": label_log_probs(source.capture.logits, batch),
-        }
-        differences = {
-            name: answers_of(batch, *of)["logit_difference"] for name, of in plain.items()
-        }
-        return answered | {f"{name}_logit_difference": x for name, x in differences.items()}
+        bases = [pair.base for pair in pairs]
+        arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
+        names = {"head_set": list(sets), "pair_kind": ("prompt", [kind] * len(pairs))}
+        return observations("interchanges", bases, arrays, **names)
 
-    bases = [pair.base for pair in pairs]
-    arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
-    return observations(
-        "interchanges",
-        bases,
-        arrays,
-        head_set=list(sets),
-        pair_kind=("prompt", [kind] * len(pairs)),
-    )
+    kinds = groupby(pairs, lambda pair: pair.kind)
+    return joined([of_kind(kind, list(some)) for kind, some in kinds])
 
 
 def _interchanges(pipeline: Pipeline) -> Recipe:

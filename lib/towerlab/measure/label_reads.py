@@ -96,10 +96,7 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt,
     place, d_head) of a head."""
     tokens = torch.tensor(
-        [
-            [e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true]
-            for e in encoded
-        ]
+        [[e.label_pair[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
     )
     weight = model.output_weight(head.layer)[head.head]
     rows = values.flatten(0, 1).to(model.device), tokens.flatten(0, 1).to(model.device)
@@ -114,8 +111,8 @@ def query_and_keys(
     (needs "streams").
     """
     x = query_key.normed(model, layer, capture.stream_inputs[layer])
-    at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
-    return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, x.gather(1, at))
+    at_labels = x.take_along_dim(capture.label_positions[..., None], 1)
+    return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, at_labels)
 
 
 def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
@@ -187,19 +184,12 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
     """
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
-    # The place of each reading: of every kind at every place; last the query, which has none.
-    readings = [*([*range(len(encoded[0].label_positions))] * len(WHAT)), None]
-
     def read(capture: Capture) -> dict[str, Tensor]:
-        at, vectors = capture.label_positions[..., None].expand(-1, -1, model.d_model), []
+        at, vectors = capture.label_positions[..., None], []
         for layer, head in heads:
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
-            attention_sum = (
-                capture.stream_attention[:layer].sum(0)
-                if layer
-                else torch.zeros_like(capture.stream_inputs[0])
-            )
-            keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
+            gathered = capture.stream_attention[:layer].sum(0)
+            keys = [x.take_along_dim(at, 1) for x in (capture.stream_inputs[layer], gathered)]
             query = carried_query(capture, model, layer, head)[:, None]
             vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
         return {
@@ -215,14 +205,24 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
     scales = scale[:, None, None, None].expand(both.shape[:-1])
     ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
-    for (i, e), (r, place) in product(enumerate(encoded), enumerate(readings)):
-        relation[i, :, r] = _codes(ids[i, :, r], e, place, class_words(), lexicon)
+    n = len(encoded[0].label_positions)
+    # Readings of all places, kind by kind, then that of the query.
+    for (i, e), place in product(enumerate(encoded), (*range(n), None)):
+        readings = slice(-1, None) if place is None else slice(place, -1, n)
+        codes = relations_of(e.prompt, place, class_words())
+        # A label's token may be a piece of it.
+        codes |= {lexicon.plain[of]: codes[label.casefold()] for label, of in e.label_ids.items()}
+        some = ids[i, :, readings]
+        found = [codes.get(lexicon.plain[token], 0) for token in some.flat]
+        relation[i, :, readings] = np.reshape(found, some.shape)
+    gathered, in_first = WHAT.index("key, attention only"), [head.layer == 0 for head in heads]
+    dims = ("prompt", "listed_head", "what", "place", "mean", "rank")
     variables: dict = {}
     for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
-        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), -1, *of.shape[3:])
-        of_labels[:, [head.layer == 0 for head in heads], WHAT.index("key, attention only")] = empty
-        variables[name] = (("prompt", "listed_head", "what", "place", "mean", "rank"), of_labels)
-        variables[f"query_{name}"] = (("prompt", "listed_head", "mean", "rank"), of[:, :, -1])
+        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), n, *of.shape[3:])
+        of_labels[:, in_first, gathered] = empty
+        variables[name] = dims, of_labels
+        variables[f"query_{name}"] = (*dims[:2], *dims[4:]), of[:, :, -1]
     names = {"what": list(WHAT), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
     return observations("top_tokens", encoded, variables, **listed(heads), **names)
 
@@ -266,19 +266,6 @@ def relations_of(
     return {
         word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group
     }
-
-
-def _codes(
-    ids: np.ndarray,
-    e: Encoded,
-    place: int | None,
-    words: Mapping[str, Iterable[str]],
-    lexicon: Lexicon,
-) -> np.ndarray:
-    """`relations_of` tokens. A label's token may be a piece of it."""
-    codes = relations_of(e.prompt, place, words)
-    codes |= {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
-    return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
 
 
 def _top_tokens(pipeline: Pipeline) -> xr.Dataset:

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go, in_changes
+from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
 from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
@@ -49,11 +49,7 @@ RECORD = {"weights", "values", "streams"}
 
 @torch.inference_mode()
 def remedied(
-    model: Model,
-    encoded: Sequence[Encoded],
-    sets: Mapping[str, Heads],
-    changes: Changes,
-    encode: Encode,
+    model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], changes: Changes
 ) -> xr.Dataset:
     """Answers to the prompts in each change, without ("none") and with the remedy of that change.
 
@@ -63,7 +59,6 @@ def remedied(
     Args:
         sets: name -> heads in which the remedy works.
         changes: name -> how a prompt is changed.
-        encode: prompts -> encoded ones.
 
     Returns:
         Answers over (change, remedy, head_set, prompt), and `attention_true` (change, remedy,
@@ -93,7 +88,7 @@ def remedied(
             seen[i].get(head, own).to(own)
             for (head, i), own in zip(set_of.items(), weights, strict=True)
         ]
-        attention = torch.stack([weights, torch.stack(with_remedy)]) * places_of(batch).true.to(
+        attention = torch.stack([weights, torch.stack(with_remedy)]) * (places_of(batch) > 0).to(
             weights
         )
         return answers_of(batch, *both) | {
@@ -103,7 +98,7 @@ def remedied(
     def read(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
         return read_batches(f"remedies, {name}", changed, 2048, run)
 
-    arrays = in_changes(encoded, changes, encode, read)
+    arrays = in_changes(model, encoded, changes, read)
     attention = ("prompt", "change", "remedy", "named_head"), arrays.pop("attention_true")
     names = {
         "change": list(changes),
@@ -180,11 +175,11 @@ def without_position(
         norm = model.part(layer, "attention_norm")
         inputs = inputs - model.frozen_norm(norm, x, position_part).to(inputs.dtype)
     place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-    query = query_key.queries(model, layer, inputs).transpose(1, 2)
-    key = query_key.keys(model, layer, inputs).transpose(1, 2)
-    return query_key.rotated(model, layer, query, place), query_key.rotated(
-        model, layer, key, place
+    query, key = (
+        query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), place)
+        for of in (query_key.queries, query_key.keys)
     )
+    return query, key
 
 
 def recency_shortcut(
@@ -225,4 +220,4 @@ def _mitigations(pipeline: Pipeline) -> Recipe:
     sets = present(pipeline.head_sets, "located")
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
     random = random_sets(pipeline, sets, AT_LAST)
-    return Recipe(remedied, design.intervention(), (changes, design.encode), sets, random)
+    return Recipe(remedied, design.intervention(), (changes,), sets, random)

@@ -24,7 +24,6 @@ from twotowers.settings import SEPARATORS
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import with_dims
 from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
@@ -90,18 +89,16 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
     first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
-    every = dict.fromkeys(
-        [
-            *(head for heads in first for head in heads),
-            *(head for heads in random for head in heads if head),
-        ]
-    )
-    names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
+    lists: list[Sequence[Head | None]] = [*first, *random]
+    every = dict.fromkeys(head for heads in lists for head in heads if head)
     reads = label_reads(model, encoded, list(every)).drop_vars(
         ["layer", "head", "vocabulary", "other_rank"]
     )
-    lists = with_dims("paper", {"in_context_head": names[0], "random_head": names[1]})
-    of_sets = xr.Dataset(lists, {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)})
+    names = {
+        name: (("word_set", "rank"), [[str(head or "") for head in heads] for heads in of_sets])
+        for name, of_sets in (("in_context_head", first), ("random_head", random))
+    }
+    of_sets = xr.Dataset(names, {"word_set": sets, "rank": range(1, len(first[0]) + 1)})
     return xr.merge(
         [data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override"
     )
@@ -119,15 +116,13 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
         `attention_true`, `attention_other` (change, prompt, named_head), `mean_attention_true`,
             `mean_attention_other` (change, word_set, layer, head), and answers (change, prompt).
     """
-    layer, head = (
-        xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head")
-        for axis in (0, 1)
-    )
-    out = data.drop_dims("layer").assign_coords(named_head=("named_head", list(heads)))
+    picked = list(map(Head.parse, heads))
+    out = data.drop_dims("layer").assign_coords(named_head=list(heads))
     for name in ("attention_true", "attention_other"):
         means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
         out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
-        out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"])
+        of_heads = head_selection.pick(data[name], picked).drop_vars(["layer", "head"])
+        out[name] = of_heads.rename(listed_head="named_head")
     return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 
 
@@ -198,5 +193,5 @@ def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
         few, names = max(FEW_SENTENCES, design.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
-    recipe = Recipe(attention_in, encoded, (changes, design.encode))
+    recipe = Recipe(attention_in, encoded, (changes,))
     return summed_up(pipeline.make("paper_changes", recipe), heads)

@@ -22,7 +22,7 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head, named
 
 from towerlab.measure.ablations import ablations, single_ablations
-from towerlab.measure.conditions import Changes, Encode
+from towerlab.measure.conditions import Changes
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
@@ -73,14 +73,9 @@ def twelve(
     return heads, leans[: n // 2], leans[n // 2 :][::-1]
 
 
-def looked_at(
-    model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode
-) -> xr.Dataset:
+def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """What heads attend to and read at labels, with the prompt's own query and with one of the
     other class.
-
-    Args:
-        encode: prompts -> encoded ones.
 
     Returns:
         `attention` (change, prompt, named_head, place), as it is and with the other query;
@@ -89,10 +84,8 @@ def looked_at(
             `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the other query,
             nats.
     """
-    plain, flipped = (
-        label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False)
-        for name in ASKED
-    )
+    changed = (model.encode([CHANGES[name](e.prompt) for e in encoded]) for name in ASKED)
+    plain, flipped = (label_reads(model, prompts, heads, ranks=False) for prompts in changed)
     arrays = {
         "attention": np.stack([plain["attention"], flipped["attention"]], 1),
         "reading": plain["reading"].values,
@@ -143,7 +136,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
     zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, random))
-    looks = pipeline.make(name, Recipe(looked_at, judges, (heads, design.encode)))
+    looks = pipeline.make(name, Recipe(looked_at, judges, (heads,)))
     of_heads = xr.Dataset(
         {
             "foo_head": ("rank", named(foo_heads)),
@@ -163,6 +156,6 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     judges = _with_exchanged(design, _prompts(pipeline)[1], most)
     heads = pipeline.measured("paper_ablations")["named_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    arguments, random = (REMEDIED, design.encode), random_sets(pipeline, sets, DRAWS)
-    data = pipeline.make(name, Recipe(remedied, judges, arguments, sets, random))
+    random = random_sets(pipeline, sets, DRAWS)
+    data = pipeline.make(name, Recipe(remedied, judges, (REMEDIED,), sets, random))
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))

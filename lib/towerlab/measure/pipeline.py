@@ -323,6 +323,7 @@ class Pipeline:
         interrupted measurement goes on after its last part, with equal numbers.
         """
         identity, size, parts = self.identity(name), self.part_size(name), []
+        sets = () if recipe.sets is None else (recipe.all_sets,)
         n, bar = math.ceil(len(recipe.items) / size), progress(f"{name}, all", len(recipe.items))
         for number in range(n):
             file = f".{name}.{recipe.stage or recipe.measure.__name__}.{number}-{size}.part"
@@ -332,7 +333,8 @@ class Pipeline:
             except TwoTowersError:  # missing, or of a process that was killed
                 data = None
             if data is None or data.attrs.get("identity") != identity:
-                data = recipe.run(self.model, number * size, size)
+                items = recipe.items[number * size : (number + 1) * size]
+                data = recipe.measure(self.model, items, *sets, *recipe.arguments)
                 if n > 1:
                     write(data.assign_attrs(identity=identity), path)
                     data = files.read(path)
@@ -351,7 +353,7 @@ class Pipeline:
         model, of_paper = self.model, catalogue.row_of(name).on == "prompts"
         return {
             "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,
-            "quantisation": model.quantisation,
+            "quantisation": getattr(model.config, "made_from", {}).get("quantisation", ""),
             "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
             "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,

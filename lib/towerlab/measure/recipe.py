@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xarray as xr
-
-if TYPE_CHECKING:
-    from towerlab.model.model import Model
 
 Sets = Mapping[str, Any]
 """Name -> heads, or what else `measure` tells apart along the dimension `head_set`"""
@@ -50,11 +47,6 @@ class Recipe:
             for i, one in enumerate(draws)
         }
         return {**(self.sets or {}), **random}
-
-    def run(self, model: Model, first: int, n: int) -> xr.Dataset:
-        """Return what is measured of n items from the first one on."""
-        sets = () if self.sets is None else (self.all_sets,)
-        return self.measure(model, self.items[first : first + n], *sets, *self.arguments)
 
     def with_matched_sets(self, data: xr.Dataset) -> xr.Dataset:
         """Return a dataset with the coordinates `matched_set` and `control`."""

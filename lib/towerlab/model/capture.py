@@ -19,8 +19,8 @@ of the last position are kept unless more is asked for with `record`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -105,28 +105,28 @@ SITES = {
 }
 
 
-@contextmanager
-def _recording(
-    model: Model, batch: int, record: Collection[str]
-) -> Iterator[dict[str, list[Tensor]]]:
-    """Name -> what the pass inside leaves behind, layer by layer."""
+@torch.inference_mode()
+def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = ()) -> Capture:
+    """Run prompts of one token length once, and record what is asked for.
+
+    Args:
+        model: Any model.
+        encoded: Prompts of one token length.
+        record: Further parts to record: "weights" (also `scores`), "values", "neurons" (also
+            `ffn_out_input`), "streams" (`stream_inputs` and `stream_attention`).
+    """
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
     def read(name: str, module: nn.Module, site: Site) -> None:
-        def keep(tensor: Tensor) -> None:
+        def keep(_, args: tuple, kwargs: dict, output: Tensor) -> None:
+            tensor = split_call(args, kwargs)[0] if site.side == "input" else output
             # Some models flatten batch and position before their FFN.
-            rows = tensor.reshape(batch, -1, tensor.shape[-1])
+            rows = tensor.reshape(len(encoded), -1, tensor.shape[-1])
             entries[name].append((rows if site.all_positions else rows[:, -1]).clone())
 
-        if site.side == "input":
-            handle = module.register_forward_pre_hook(
-                lambda _, args, kwargs: keep(split_call(args, kwargs)[0]), with_kwargs=True
-            )
-        else:
-            handle = module.register_forward_hook(lambda _, args, output: keep(output))
-        stack.enter_context(handle)
+        stack.enter_context(module.register_forward_hook(keep, with_kwargs=True))
 
-    def attended(layer: int, attention: Attention, own: Callable[[], Tensor]) -> None:
+    def attended(layer: int, attention: Attention, _) -> None:
         if "weights" in record:
             entries["scores"].append(attention.last().scores()[:, :, 0])
             entries["weights"].append(entries["scores"][-1].softmax(-1))
@@ -144,20 +144,6 @@ def _recording(
         if {"weights", "values"} & set(record):
             stack.enter_context(reading_attention(model, range(model.n_layers), attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
-        yield entries
-
-
-@torch.inference_mode()
-def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = ()) -> Capture:
-    """Run prompts of one token length once, and record what is asked for.
-
-    Args:
-        model: Any model.
-        encoded: Prompts of one token length.
-        record: Further parts to record: "weights" (also `scores`), "values", "neurons" (also
-            `ffn_out_input`), "streams" (`stream_inputs` and `stream_attention`).
-    """
-    with _recording(model, len(encoded), record) as entries:
         own_logits = model.logits(encoded).to(model.device)
     # Layers may live on several devices (device_map); what is analysed together is brought
     # together.
@@ -196,8 +182,9 @@ def answer(
     if not unembed.is_narrow(model):
         return label_log_probs(model.logits(batch), batch)
     final: list[Tensor] = []
-    with model.final_norm.register_forward_pre_hook(
-        lambda _, args, kwargs: final.append(split_call(args, kwargs)[0][:, -1]), with_kwargs=True
+    with model.final_norm.register_forward_hook(
+        lambda _, args, kwargs, output: final.append(split_call(args, kwargs)[0][:, -1]),
+        with_kwargs=True,
     ):
         model.logits(batch)
     return label_log_probs(unembed.final_logits(model, final[0]), batch)
@@ -229,11 +216,8 @@ def label_values(
 ) -> Float[Tensor, "batch head place d_head"]:
     """Every query head's value vector at every label position (grouped-query attention: shared ones
     repeated)."""
-    values, at = capture.values[layer], capture.label_positions
-    values = values.gather(
-        2, at[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1])
-    )
-    return values.repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+    at = capture.label_positions[:, None, :, None]
+    return model.for_query_heads(capture.values[layer].take_along_dim(at, 2))
 
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:

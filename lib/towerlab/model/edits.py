@@ -226,11 +226,11 @@ def steer(
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         own = state.attention.of(in_layer)
-        added = query[layer][:, in_layer, None] / own.scaling
-        own = own._replace(query=own.query + added.to(own.query))
-        group = state.z.shape[1] // keys[layer].shape[1]
-        added = keys[layer][:, [head // group for head in in_layer]].to(own.key)
-        return own._replace(key=own.key.scatter_add(2, _index(own.key, at), added)).z()
+        moved = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
+        added = moved.of(in_layer)
+        by_key = own.key.scatter_add(2, _index(own.key, at), added.key.to(own.key))
+        by_query = own.query + (added.query / own.scaling).to(own.query)
+        return own._replace(query=by_query, key=by_key).z()
 
     return Edit(heads, output)
 

@@ -14,8 +14,8 @@ d_head-dimensional output space, so `E gamma W_O^h` (slab x d_head) serves all p
 Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the
 heads the cheaper of 2 n V d L H (as vectors) and 2 V d^2 L + 2 n V d_head L H (factored); one
 exponential for each of n V L (H + 3). Memory beside the arguments and results: a float32 copy of
-the arguments, the states of one layer, and at most LIMIT bytes each for all heads' vectors and a
-slab of their values.
+the arguments, the states of one layer, and for few prompts all heads' vectors and a slab of their
+values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from towerlab.model.unembed import fold_norm, log_sum_exp, norm_scale, prepared
 
 SLAB = 1024  # words at a time: values of one layer stay in a processor's second cache
 ON_GPU = 8  # times as many, or starting kernels would cost more than running them
-LIMIT = 128 << 20  # bytes
 
 
 def increases_along(
@@ -70,44 +69,20 @@ def increases_along(
     >>> [tuple(part.shape) for part in of]
     [(2, 4), (2, 4), (2, 4, 8)]
     """
-    n_layers, n_prompts, n_heads, d_head = z.shape
+    n_prompts, d_head = z.shape[1], model.d_head
     # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
     as_vectors = n_prompts * (model.d_model - d_head) < model.d_model * d_head
-    at_once = n_prompts
-    if as_vectors:  # nothing is shared, so splitting costs nothing
-        at_once = max(1, LIMIT // (4 * n_layers * (n_heads + 1) * max(model.d_model, SLAB)))
-    walks = []
-    for start in range(0, n_prompts, at_once):
-        some = slice(start, start + at_once)
-        resid, of_heads, of_ffn = (widen(part[:, some]) for part in (resid_pre, z, ffn))
-        divide = widen(scale[some]) if norm == "frozen" else None
-        walks.append(_walk(model, resid, of_heads, of_ffn, divide, words[some], as_vectors))
-    log_p = torch.cat(walks)
-    before, between, after = log_p[..., :3].unbind(-1)
-    return between - before, after - between, log_p[..., 3:] - before[..., None]
-
-
-def _walk(
-    model: Model,
-    resid_pre: Float[Tensor, "layer prompt d_model"],
-    z: Float[Tensor, "layer prompt head d_head"],
-    ffn: Float[Tensor, "layer prompt d_model"],
-    scale: Float[Tensor, "prompt"] | None,
-    words: Int[Tensor, "prompt"],
-    as_vectors: bool,
-) -> Float[Tensor, "prompt layer state"]:
-    """Return log p(word) of the states of every layer, see `_states`.
-
-    Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 /
-    p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish. It
-    overflows where p(w) < e^-88 (float32), and is then computed again with a maximum taken out.
-    """
+    resid_pre, z, ffn = widen(resid_pre), widen(z), widen(ffn)
+    frozen = widen(scale) if norm == "frozen" else None
+    # Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 /
+    # p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish. It
+    # overflows where p(w) < e^-88 (float32), and is then computed again with a maximum taken out.
     unembedding, layers = model.unembedding, range(model.n_layers)
     target = fold_norm(unembedding, unembedding.weight[words])
     own, shrink, rows = [], [], [resid_pre[0]]
     for layer in layers:
         states, heads, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        of_states = norm_scale(states, unembedding) if scale is None else scale
+        of_states = norm_scale(states, unembedding) if frozen is None else frozen
         shrink.append((1 / of_states).expand(states.shape[:2])[..., None])
         own.append((states * target).sum(-1, keepdim=True) * shrink[-1])
         rows += [ffn[layer], bias[None], heads.flatten(0, 1)[: None if as_vectors else 0]]
@@ -147,9 +122,11 @@ def _walk(
     log_p = -sums.log()
     for layer in sums.isinf().flatten(1).any(1).nonzero()[:, 0].tolist():
         states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        flat = prepared(states, unembedding, scale).flatten(0, 1)
+        flat = prepared(states, unembedding, frozen).flatten(0, 1)
         log_p[layer] = own[layer][..., 0] - log_sum_exp(flat, unembedding).view_as(log_p[layer])
-    return log_p.permute(2, 0, 1)
+    before, between, after, *_ = states_log_p = log_p.transpose(0, 1)
+    of_heads = states_log_p[3:] - before
+    return (between - before).T, (after - between).T, of_heads.permute(2, 1, 0)
 
 
 def _states(

@@ -1,7 +1,7 @@
 """Attention on labels: where they stand, the attention difference, and attention swapped between
 the classes.
 
-    >>> places = Places(torch.tensor([[True, False, False]]), torch.tensor([[False, True, False]]))
+    >>> places = torch.tensor([[1, -1, 0]])  # a label of the query's class, one of the other
     >>> weights = torch.tensor([[[[0.6, 0.1, 0.3]]]])  # of one head at the last position
     >>> attention_difference(weights, places), swapped_weights(weights, places)
     (tensor([[[0.5000]]]), tensor([[[[0.1000, 0.6000, 0.3000]]]]))
@@ -17,10 +17,9 @@ equal stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.prompts.prompt import Encoded
@@ -29,28 +28,23 @@ Weights = Float[Tensor, "batch head row position"]
 """Attention of the last positions, as many as there are rows, on every position"""
 
 
-class Places(NamedTuple):
-    """Where the labels of a batch stand."""
-
-    true: Bool[Tensor, "batch position"]
-    """of demonstrations of the query's class"""
-    other: Bool[Tensor, "batch position"]
+Places = Int[Tensor, "batch position"]
+"""1 at labels of the query's class, -1 at those of the other class, 0 elsewhere"""
 
 
 def places_of(batch: Sequence[Encoded]) -> Places:
-    """Of prompts of one length."""
-    true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
+    """Return where the labels of prompts of one length are."""
+    places = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.int8)
     for row, e in enumerate(batch):
         for label, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
-            (true if is_true else other)[row, label] = True
-    return Places(true, other)
+            places[row, label] = 1 if is_true else -1
+    return places
 
 
 def attention_difference(weights: Weights, places: Places) -> Float[Tensor, "batch head row"]:
     """Attention of every row on labels of the query's class minus that on the others, in [-1,
     1]."""
-    sign = (places.true.int() - places.other.int()).to(weights)
-    return torch.einsum("bhqp,bp->bhq", weights, sign)
+    return torch.einsum("bhqp,bp->bhq", weights, places.to(weights))
 
 
 def swapped_weights(weights: Weights, places: Places) -> Weights:
@@ -58,7 +52,8 @@ def swapped_weights(weights: Weights, places: Places) -> Weights:
     it: see the module."""
     rows, length = weights.shape[-2:]
     before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
-    true, other = ((side.to(weights.device)[:, None, None] & before).to(weights) for side in places)
+    labels = places.to(weights.device)[:, None, None] * before
+    true, other = ((labels == side).to(weights) for side in (1, -1))
     on_true, on_other = ((weights * side).sum(-1, keepdim=True) for side in (true, other))
     swapped = (
         weights * (1 - true - other)

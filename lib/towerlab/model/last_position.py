@@ -98,14 +98,11 @@ class LastPosition:
 
     def answers_of(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
         """Of final residual streams of versions of the batch."""
-        prompts = self.batch * len(final)
+        prompts, rows = self.batch * len(final), final.flatten(0, 1)
         parts = []
-        for start, rows in zip(
-            range(0, len(prompts), LOGIT_ROWS), final.flatten(0, 1).split(LOGIT_ROWS), strict=True
-        ):
-            parts.append(
-                label_log_probs(final_logits(self.model, rows), prompts[start : start + LOGIT_ROWS])
-            )
+        for start in range(0, len(prompts), LOGIT_ROWS):
+            some = slice(start, start + LOGIT_ROWS)
+            parts.append(label_log_probs(final_logits(self.model, rows[some]), prompts[some]))
         top, log_prob = (
             torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True)
         )
@@ -167,15 +164,13 @@ class LastPosition:
                 if not edit.heads_of(layer):
                     continue
                 of_row = slice(row, row + 1)
-                alone = own._replace(
-                    query=own.query[:, :, of_row],
-                    key=own.key[:, :, of_row],
-                    value=own.value[:, :, of_row],
+                alone = (part[:, :, of_row] for part in (own.query, own.key, own.value))
+                query, key, value = alone
+                attention = own._replace(query=query, key=key, value=value)
+                state = LayerState(
+                    rows[:, of_row], beside_plain(attention, plain.mask), z[:, :, of_row]
                 )
-                edit.apply(
-                    layer,
-                    LayerState(rows[:, of_row], beside_plain(alone, plain.mask), z[:, :, of_row]),
-                )
+                edit.apply(layer, state)
             return z
 
         args, kwargs = _for_rows(self._calls[layer], length, n)

@@ -29,8 +29,6 @@ from twotowers.paths import shipped_models
 from towerlab.model.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from towerlab.model.model import Model
 
 CONFIG, MADE_FROM = "config.json", "made_from"
@@ -240,7 +238,7 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         ) from None
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def _tokenizer(folder: Path) -> Any:
     """Return the tokenizer of tokenizer.json, or transformers' own if there is no such file.
 
     transformers 5 rebuilds many tokenizers from their class. Only the names of special tokens are

@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from towerlab.model.architectures import Architecture
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,6 @@ class Model:
         return self.hf.config
 
     @property
-    def quantisation(self) -> str:
-        """How a converted model was quantised before, such as "Q4_1, dequantised", else ""."""
-        return getattr(self.config, "made_from", {}).get("quantisation", "")
-
-    @property
     def n_layers(self) -> int:
         return self.config.num_hidden_layers
 
@@ -169,6 +164,10 @@ class Model:
             norm_eps(norm),
             getattr(self.config, "final_logit_softcapping", None),
         )
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        """Return prompts as tokens of this model: see `prompt.encode_all`."""
+        return encode_all(prompts, self.tokenizer, self.context)
 
     def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
         """Token ids of prompts of one length, where the model takes them."""
@@ -307,6 +306,12 @@ class Model:
         length, field, kind = self.architecture.window
         kinds = getattr(self.config, field, None)
         return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None
+
+    def for_query_heads(
+        self, x: Float[Tensor, "*batch kv_head position d_head"]
+    ) -> Float[Tensor, "*batch head position d_head"]:
+        """Return keys or values of every query head (grouped-query attention: repeated ones)."""
+        return x.repeat_interleave(self.n_heads // self.n_key_value_heads, dim=-3)
 
     def value_head(self, head: int) -> int:
         """The key-value head that query head `head` reads (grouped-query attention)."""

@@ -78,17 +78,12 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     compare("the sum of embeddings and blocks", total, capture.resid_final)
     places = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
-        vectors = torch.einsum(
-            "bhk,hkd->bd", capture.z[layer], model.output_weight(layer).to(capture.z.device)
+        weight = model.output_weight(layer).to(capture.z.device)
+        heads = _plus(
+            torch.einsum("bhk,hkd->bd", capture.z[layer], weight), model.output_bias(layer)
         )
-        compare(
-            "the sum of heads",
-            _plus(vectors, model.output_bias(layer)),
-            capture.attention_output[layer],
-        )
-        values = capture.values[layer].repeat_interleave(
-            model.n_heads // model.n_key_value_heads, dim=1
-        )
+        compare("the sum of heads", heads, capture.attention_output[layer])
+        values = model.for_query_heads(capture.values[layer])
         z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
         compare("the sum of positions", z, capture.z[layer])
         normed = query_key.normed(model, layer, capture.stream_inputs[layer])
@@ -98,21 +93,14 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         compare("a product of query and key", scores[inside], capture.scores[layer][inside])
         ffn = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
         compare("the sum of neurons", _plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer])
-        compare(
-            "a product with a subkey",
-            _coefficients(model, layer, capture),
-            capture.ffn_out_input[layer],
-        )
-    logits = unembed.bs_values(
-        capture.resid_final, unembedding, unembed.norm_scale(capture.resid_final, unembedding)
-    )
+        coefficients = _coefficients(model, layer, capture)
+        compare("a product with a subkey", coefficients, capture.ffn_out_input[layer])
+    scale = unembed.norm_scale(capture.resid_final, unembedding)
+    logits = unembed.bs_values(capture.resid_final, unembedding, scale)
     if unembedding.norm_bias is not None:
         logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
-    compare(
-        "our logits",
-        softcapped(_plus(logits, unembedding.bias), unembedding.softcap),
-        capture.own_logits,
-    )
+    logits = softcapped(_plus(logits, unembedding.bias), unembedding.softcap)
+    compare("our logits", logits, capture.own_logits)
     return errors
 
 

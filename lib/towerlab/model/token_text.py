@@ -14,16 +14,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from twotowers import tables
 from twotowers.paths import data_folder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +40,7 @@ class Lexicon:
     plain: tuple[str, ...]
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Lexicon:
+    def of(cls, tokenizer: Any, vocabulary: int) -> Lexicon:
         """Return the texts of all rows of an unembedding.
 
         Rows beyond the tokenizer's own (padding) read "<id 50300>".

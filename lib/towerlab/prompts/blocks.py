@@ -102,7 +102,15 @@ def draw_blocks(
     """
     pairs, labels = pairs or class_pairs(), labels or label_pairs()
     texts = texts or class_words()
-    _check(pairs, labels, texts, form.k)
+    taken = {*"/".join([*labels, *(pairs if OWN_NAMES in labels else ())]).split("/")}
+    for name in {*"/".join(pairs).split("/")}:
+        if name not in texts:
+            raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
+        if (n_texts := len({*texts[name]} - taken)) < form.k + 2:
+            raise TwoTowersError(
+                f"k={form.k} needs {form.k + 2} texts of the class {name} that are no labels, "
+                f"there are {n_texts}: smaller k, or more texts"
+            )
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
     turns = [
@@ -119,20 +127,6 @@ def draw_blocks(
         asked = int(class_turns[at][turn])
         prompts += _block(block, pairs[at], tuple(words), asked, form, texts, rng)
     return prompts
-
-
-def _check(
-    pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int
-) -> None:
-    taken = {*"/".join([*labels, *(pairs if OWN_NAMES in labels else ())]).split("/")}
-    for name in {*"/".join(pairs).split("/")}:
-        if name not in texts:
-            raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
-        if (n := len({*texts[name]} - taken)) < k + 2:
-            raise TwoTowersError(
-                f"k={k} needs {k + 2} texts of the class {name} that are no labels, there are {n}: "
-                "smaller k, or more texts"
-            )
 
 
 def _block(

@@ -105,10 +105,8 @@ def _draw(
         rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object))
         for pool in pools
     )
-    rows = [(text, LABELS[1], false) for text in other[:K]] + [
-        (text, LABELS[0], true) for text in own[:K]
-    ]
-    demonstrations = tuple(Demonstration(*row) for row in rows)
+    demonstrations = [Demonstration(text, LABELS[1], false) for text in other[:K]]
+    demonstrations += [Demonstration(text, LABELS[0], true) for text in own[:K]]
     query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[K]
     return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
