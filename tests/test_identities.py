@@ -47,7 +47,7 @@ def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
     # each word of each row
     every = unembed.rank(rows, torch.arange(unembedding.vocabulary).expand(15, -1), unembedding)
     assert torch.equal(every.reshape(3, 5, -1), 1 + (full[..., None, :] > full[..., None]).sum(-1))
-    values, ids = unembed.top_words(v, 4, unembedding)
+    values, ids = unembed.top_words(v, 4, unembedding, None, torch.tensor([]).long())
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)
 

@@ -13,7 +13,6 @@ from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
-from towerlab.prompts.prompt import encode
 from twotowers import figures
 from twotowers.heads import Head
 
@@ -30,7 +29,7 @@ def model(tiny_model, float64):
 
 
 def test_numbers_equal_those_of_the_measurements(model):
-    effect, encoded = zeroing_effect(model, CASE, ZEROED), [encode(CASE, model.tokenizer)]
+    effect, encoded = zeroing_effect(model, CASE, ZEROED), model.encode([CASE])
     plain = measure_heads(model, encoded)
     answers = ablations(model, encoded, {"these": ZEROED}).isel(prompt=0)
     table = effect.answer.set_index("token")
@@ -45,7 +44,7 @@ def test_numbers_equal_those_of_the_measurements(model):
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
-    effect, encoded = zeroing_effect(model, CASE, ZEROED), encode(CASE, model.tokenizer)
+    effect, encoded = zeroing_effect(model, CASE, ZEROED), *model.encode([CASE])
     slow = Reference(model, encoded.ids)
     for row in effect.heads.itertuples():
         bs = unembed.bs_values(slow.head(row.layer, row.head), model.unembedding, slow.scale)

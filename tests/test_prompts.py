@@ -7,8 +7,13 @@ from conftest import refused, shared, word_tokenizer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
-from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode, encode_all
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode_all
 from transformers import AutoTokenizer
+
+
+def encode(prompt, *how, **options):
+    return encode_all([prompt], *how, **options)[0]
+
 
 KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]
 

@@ -39,7 +39,7 @@ from towerlab.model.capture import answer
 from towerlab.model.edits import answers, edited, everywhere, knockout, zero
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompts
 
 Positions = Literal["all", "last"]
 """Where heads are ablated: at all positions, or at the last one only"""
@@ -49,7 +49,7 @@ Edges = list[tuple[slice, slice]]
 """(from positions, to positions): every position of the first may attend to none of the second"""
 
 
-def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
+def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
     """Answers with each set of heads ablated at all positions.
 
     The cost of a set whose lowest head is of layer l of L: about L - l blocks.
@@ -67,7 +67,7 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
 
 
 def single_ablations(
-    model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0
+    model: Model, encoded: Prompts, positions: Positions = "all", first_layer: int = 0
 ) -> xr.Dataset:
     """What each head alone is worth: nats lost when it is ablated.
 
@@ -102,7 +102,7 @@ def single_ablations(
 
 @torch.inference_mode()
 def ablated(
-    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions
+    model: Model, encoded: Prompts, runs: Sequence[Heads], positions: Positions
 ) -> dict[str, np.ndarray]:
     """Return answers with the heads of each run ablated, over (prompt, run).
 
@@ -113,7 +113,7 @@ def ablated(
         positions: Where heads are ablated.
     """
 
-    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> dict[str, Tensor]:
         if positions == "last":
             answered = LastPosition(model, batch).answers([zero(heads) for heads in runs])
         else:
@@ -160,7 +160,7 @@ EDGES: dict[str, Callable[[Encoded], Edges]] = {
 
 
 def closed_edges(
-    batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]
+    batch: Prompts, edges: Callable[[Encoded], Edges]
 ) -> Bool[Tensor, "batch query position"]:
     """Return which attention the edges close, for prompts of one length: see `edits.knockout`."""
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
@@ -176,7 +176,7 @@ def default_cuts(n_layers: int) -> list[int]:
 
 
 @torch.inference_mode()
-def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
+def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset:
     """Answers with no attention along each of EDGES in the layers below each cut.
 
     Cost: a whole run, and for each of the edges one more, and for each cut the layers from it on.
@@ -189,7 +189,7 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
         Answers over (edges, cut, prompt).
     """
 
-    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> dict[str, Tensor]:
         plain, each = answer(model, batch), []
         for maker in EDGES.values():
             each.append(plain)

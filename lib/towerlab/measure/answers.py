@@ -16,11 +16,11 @@ from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from towerlab.prompts.variants import factorial, patterns
 
 
-def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def answers(model: Model, encoded: Prompts) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass
     each."""
     arrays = read_batches(
@@ -75,7 +75,7 @@ def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     return out
 
 
-def with_form(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def with_form(model: Model, encoded: Prompts) -> xr.Dataset:
     """Answers, with the form of each prompt."""
     names = {text: name for name, text in SEPARATORS.items()}
     k, separator = zip(

@@ -5,9 +5,8 @@ Every variable has a dimension `prompt` of length one. "The word" is the true la
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import CASE
-    >>> from towerlab.prompts.prompt import encode
     >>> model = load("mini-gpt2")
-    >>> data = parts(model, encode(CASE, model.tokenizer), [Head(1, 0)])
+    >>> data = parts(model, *model.encode([CASE]), [Head(1, 0)])
     >>> float(data["sum_error"][0]) < 1e-5          # embedding, heads, neurons and biases add up
     True
 """

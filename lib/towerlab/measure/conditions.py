@@ -6,7 +6,7 @@ EMNLP section 6). Chapter 5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,15 +20,10 @@ from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture, own_label_sign
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Prompt, Prompts
 from towerlab.prompts.variants import in_order, one_fewer
 
 Changes = Mapping[str, Callable[[Prompt], Prompt]]
-
-
-def true_nearest(prompt: Prompt) -> Prompt:
-    """The paper's own order: the other class first, the query's class nearest the query."""
-    return in_order(prompt, "".join(sorted(prompt.order)))
 
 
 def true_first(prompt: Prompt) -> Prompt:
@@ -40,7 +35,7 @@ CONDITIONS: Changes = {
     "plain": lambda prompt: prompt,
     "one true fewer": one_fewer,
     "one other fewer": lambda prompt: one_fewer(prompt, kind=False),
-    "true nearest": true_nearest,
+    "true nearest": lambda prompt: in_order(prompt, "".join(sorted(prompt.order))),
     "true first": true_first,
 }
 """Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind
@@ -49,9 +44,9 @@ is removed"""
 
 def in_changes(
     model: Model,
-    encoded: Sequence[Encoded],
+    encoded: Prompts,
     changes: Changes,
-    read: Callable[[str, list[Encoded]], dict[str, np.ndarray]],
+    read: Callable[[str, Prompts], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """What is read of prompts in each of some changes.
 
@@ -69,7 +64,7 @@ def in_changes(
     return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
 
 
-def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes) -> xr.Dataset:
+def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
     """Attention on labels, and answers, of the prompts in each of some changes.
 
     Args:
@@ -89,14 +84,14 @@ def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes) -> 
         }
         return sums | answers_in(capture)
 
-    def read_all(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+    def read_all(name: str, changed: Prompts) -> dict[str, np.ndarray]:
         return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
 
     arrays = in_changes(model, encoded, changes, read_all)
     return observations("conditions", encoded, arrays, condition=list(changes))
 
 
-def conditions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     """`attention_in` CONDITIONS, and what the softmax alone would do when a demonstration goes.
 
     Returns:

@@ -10,8 +10,6 @@ paper's increase. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import xarray as xr
@@ -25,14 +23,14 @@ from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 KINDS = ("attention", "FFN")
 PROMPTS_AT_ONCE = 512
 """Maximum number of prompts of one walk over the vocabulary"""
 
 
-def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def heads(model: Model, encoded: Prompts) -> xr.Dataset:
     """What every head does at the last position, from one forward pass; the final norm is frozen.
 
     Args:
@@ -113,7 +111,7 @@ def _heads(pipeline: Pipeline) -> Recipe:
     return Recipe(heads, pipeline.design.evaluation())
 
 
-def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
+def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Dataset:
     """The paper's measure: by how much every head and block raises log p(true label) (v1 section
     3.1, appendix E).
 
@@ -160,7 +158,7 @@ def _increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def of_norms(model: Model, encoded: Prompts) -> xr.Dataset:
     """`increase` (norm, prompt, layer, head)."""
     each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
     names = xr.Variable("norm", list(unembed.NORMS))

@@ -37,7 +37,7 @@ from towerlab.model.edits import exchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import donors_of, texts_of_one_length
-from towerlab.prompts.prompt import Encoded, encode_all
+from towerlab.prompts.prompt import Encoded, Prompts, encode_all
 from towerlab.prompts.variants import with_query
 
 
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
     source: Encoded
 
 
-def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
+def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
     """The pairs that whole blocks of prompts give: first of queries, then of keys, of values.
 
     A key holds its position, so both prompts of a pair have their labels at the same positions;
@@ -72,7 +72,7 @@ def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     return alike
 
 
-def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
+def _query_pairs(encoded: Prompts, tokenizer) -> list[Pair]:
     """Each prompt with the first query that fits, of the blocks after its own and then of those
     before it."""
     bases, sources = [], []
@@ -118,7 +118,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
     """
 
     def of_kind(kind: str, pairs: list[Pair]) -> xr.Dataset:
-        def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
+        def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
             base = LastPosition(model, batch)
             source = LastPosition(model, [pairs[i].source for i in index])
             at = torch.tensor([e.label_positions for e in batch])

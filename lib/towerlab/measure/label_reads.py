@@ -36,7 +36,7 @@ from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Prompt, Prompts
 
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
@@ -44,7 +44,7 @@ TOP = 10
 
 
 def label_reads(
-    model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True
+    model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
 ) -> xr.Dataset:
     """What heads would write of the label at each place: ranks, attention, readings, and the
     model's answers (prompt,).
@@ -92,7 +92,7 @@ def label_reads(
     )
 
 
-def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:
+def _ranks(model: Model, encoded: Prompts, values: Tensor, head: Head) -> np.ndarray:
     """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt,
     place, d_head) of a head."""
     tokens = torch.tensor(
@@ -115,7 +115,7 @@ def query_and_keys(
     return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, at_labels)
 
 
-def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Queries of heads at the last position, and their keys at label positions, as vectors.
 
     Both before any rotation to positions. The scaling is part of the query, so their product is the
@@ -157,7 +157,7 @@ def _towers(pipeline: Pipeline) -> Recipe:
     return Recipe(towers, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
 
 
-def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:
     """What heads read and look for, in words: values, keys and queries projected into the
     vocabulary.
 

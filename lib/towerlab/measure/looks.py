@@ -44,7 +44,7 @@ from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 Make = Callable[[Heads], Edit]
 """What edits some heads, under one contrast"""
@@ -73,9 +73,7 @@ def donated(
 
 
 @torch.inference_mode()
-def one_by_one(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS
-) -> xr.Dataset:
+def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
     """What each head asks for and does, one by one, and what all of them do together.
 
     Cost: eight runs of whole prompts, and for every head and contrast a run of the last position
@@ -109,7 +107,7 @@ def one_by_one(
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))
 
-    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
         places = places_of(batch)
         weights: dict[int, Weights] = {}  # layer -> those of all positions, swapped
 
@@ -155,7 +153,7 @@ def one_by_one(
 
 
 @torch.inference_mode()
-def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Which way goes what heads send, each alone.
 
     Returns:
@@ -166,7 +164,7 @@ def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
 
-    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         make = donated(z, donors, index)
         every = [(make([head]), route) for route in ROUTES.values() for head in heads]
@@ -216,7 +214,7 @@ def _direct_differences(
     return torch.cat(each)
 
 
-def swapped_positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
+def swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     """Which positions each of POSITIONS names."""
     at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):

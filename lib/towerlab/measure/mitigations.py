@@ -18,7 +18,7 @@ orders need no run of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from towerlab.model.edits import Edit, LayerState
 from towerlab.model.label_attention import places_of
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Prompt, Prompts
 
 REMEDIES = ("none", "remedy")
 A_C = 0.03
@@ -49,7 +49,7 @@ RECORD = {"weights", "values", "streams"}
 
 @torch.inference_mode()
 def remedied(
-    model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], changes: Changes
+    model: Model, encoded: Prompts, sets: Mapping[str, Heads], changes: Changes
 ) -> xr.Dataset:
     """Answers to the prompts in each change, without ("none") and with the remedy of that change.
 
@@ -68,7 +68,7 @@ def remedied(
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
 
-    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> dict[str, Tensor]:
         last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
             shortcuts = torch.stack(
@@ -95,7 +95,7 @@ def remedied(
             "attention_true": attention.sum(-1).float().movedim(-1, 0)
         }
 
-    def read(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+    def read(name: str, changed: Prompts) -> dict[str, np.ndarray]:
         return read_batches(f"remedies, {name}", changed, 2048, run)
 
     arrays = in_changes(model, encoded, changes, read)

@@ -13,7 +13,7 @@ of data/variables.csv, the prompt first. Its file: `pipeline.save`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from towerlab.model.model import Model
 from towerlab.model.proof import WIDER
 from towerlab.progress import progress
 from towerlab.prompts.blocks import about
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Prompts, batches
 
 ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "says")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ Arrays = Mapping[str, Any]
 
 
 def observations(
-    measurement: str, encoded: Sequence[Encoded], arrays: Arrays, **coordinates: Any
+    measurement: str, encoded: Prompts, arrays: Arrays, **coordinates: Any
 ) -> xr.Dataset:
     """A dataset over prompts, with their properties and those given as coordinates.
 
@@ -101,9 +101,9 @@ def in_memory(run: Callable[[int], T], size: int) -> T:
 
 def read_batches(
     name: str,
-    encoded: Sequence[Encoded],
+    encoded: Prompts,
     max_tokens: int,
-    run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]],
+    run: Callable[[list[int], Prompts], Mapping[str, Tensor]],
 ) -> dict[str, np.ndarray]:
     """Return what `run(index, batch)` returns for each batch, put together.
 
@@ -138,7 +138,7 @@ def read_batches(
 def read_prompts(
     what: str,
     model: Model,
-    encoded: Sequence[Encoded],
+    encoded: Prompts,
     record: Collection[str],
     read: Callable[[Capture], Mapping[str, Tensor]],
     max_tokens: int = 4096,
@@ -155,7 +155,7 @@ def read_prompts(
     )
 
 
-def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt layer head d_head"]:
+def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head d_head"]:
     """Return what heads feed to W_O at the last position."""
 
     def read(capture: Capture) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt l
 
 
 def answers_of(
-    batch: Sequence[Encoded],
+    batch: Prompts,
     top: Int[Tensor, "*versions batch"],
     log_prob: Float[Tensor, "*versions batch label"],
 ) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from towerlab.prompts.paper_sets import (
     paper_prompts,
     sentence_sets,
 )
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 
 FEW_SENTENCES = 20
 """Prompts of a set of sentences that are changed, at least"""
@@ -60,19 +60,19 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     Where none is left it is one of the nearest layer that has one, and None where the model has no
     other head.
     """
-    rng, listed, out = np.random.default_rng([0, 45]), set(heads), []
+    rng, out = np.random.default_rng([0, 45]), []
+    free = [
+        [head for h in range(n_heads) if (head := Head(layer, h)) not in heads]
+        for layer in range(n_layers)
+    ]
     for layer, _ in heads:
-        free = [
-            [Head(at, h) for h in range(n_heads) if (at, h) not in listed] for at in range(n_layers)
-        ]
-        near = sorted(
-            (at for at in range(n_layers) if free[at]), key=lambda at: (abs(at - layer), at)
-        )
-        out.append(free[near[0]][rng.integers(len(free[near[0]]))] if near else None)
+        nearest = sorted(range(n_layers), key=lambda at: (abs(at - layer), at))
+        others = next((free[at] for at in nearest if free[at]), None)
+        out.append(others[rng.integers(len(others))] if others else None)
     return out
 
 
-def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
+def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
     """The increases of prompts, with the lists of heads that they give and what these heads read
     off the labels.
 

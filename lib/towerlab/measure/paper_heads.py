@@ -33,7 +33,7 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import CHANGES, ORDERS
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
@@ -73,7 +73,7 @@ def twelve(
     return heads, leans[: n // 2], leans[n // 2 :][::-1]
 
 
-def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """What heads attend to and read at labels, with the prompt's own query and with one of the
     other class.
 
@@ -106,7 +106,7 @@ def _prompts(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
     return [e for e in encoded if e.prompt.block < n], judging or encoded
 
 
-def _with_exchanged(design: Design, encoded: Sequence[Encoded], most: int) -> list[Encoded]:
+def _with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
     """The first prompts of each set, `most` at most, and the same with the labels exchanged, so
     that bar is true."""
     first = min(e.prompt.block for e in encoded)

@@ -13,7 +13,7 @@ from twotowers.pages import QUICK
 
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 DRAWS, AT_LAST = 20, 100
 """Random sets beside one that runs at all positions, and beside one that runs at the last position
@@ -39,7 +39,7 @@ def random_sets(
 
 
 def other_halves(
-    pipeline: Pipeline, name: str, encoded: Sequence[Encoded]
+    pipeline: Pipeline, name: str, encoded: Prompts
 ) -> list[tuple[list[int], dict[str, list[Head]]]]:
     """The sets of the entry "NAME, other halves": other class pairs and label pairs choose them.
 

@@ -44,7 +44,7 @@ from towerlab.model.capture import Capture
 from towerlab.model.edits import steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompts
 
 BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single
@@ -57,7 +57,7 @@ OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
-def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     """Mean of the pair's first class minus that of its second, of every head: one direction a class
     pair.
 
@@ -107,7 +107,7 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
 
 
 def at_positions(
-    model: Model, batch: Sequence[Encoded], directions: xr.Dataset, layers: Sequence[int]
+    model: Model, batch: Prompts, directions: xr.Dataset, layers: Sequence[int]
 ) -> tuple[
     dict[int, Float[Tensor, "batch head d_head"]],
     dict[int, Float[Tensor, "batch kv_head label d_head"]],
@@ -150,7 +150,7 @@ def at_positions(
 
 @torch.inference_mode()
 def tower_grid(
-    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]
+    model: Model, encoded: Prompts, moved: Moved, coefficients: Sequence[float]
 ) -> xr.Dataset:
     """Answers with the query and the keys of some heads moved.
 
@@ -175,7 +175,7 @@ def tower_grid(
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     shape = len(moved), len(coefficients), len(coefficients)
 
-    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> dict[str, Tensor]:
         at = torch.tensor([e.label_positions for e in batch])
         vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
         edits = []
@@ -206,7 +206,7 @@ def directions_of(pipeline: Pipeline) -> xr.Dataset:
     return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
 
 
-def other_labels(pipeline: Pipeline, encoded: Sequence[Encoded]) -> list[tuple[list[int], Moved]]:
+def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[int], Moved]]:
     """Heads by attention, moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half,

@@ -19,7 +19,7 @@ of the last position are kept unless more is asked for with `record`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from towerlab.model import unembed
 from towerlab.model.attention import Attention, reading_attention, split_call
 from towerlab.model.model import Model, norm_eps, rms, widen
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompts
 
 
 class Capture(SimpleNamespace):
@@ -106,7 +106,7 @@ SITES = {
 
 
 @torch.inference_mode()
-def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = ()) -> Capture:
+def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Capture:
     """Run prompts of one token length once, and record what is asked for.
 
     Args:
@@ -176,7 +176,7 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
 
 @torch.inference_mode()
 def answer(
-    model: Model, batch: Sequence[Encoded]
+    model: Model, batch: Prompts
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """Run prompts of one token length, and return their `label_log_probs`."""
     if not unembed.is_narrow(model):
@@ -191,7 +191,7 @@ def answer(
 
 
 def label_log_probs(
-    logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
+    logits: Float[Tensor, "batch vocabulary"], batch: Prompts
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """Return the top token, and log-probabilities (nats) of the true label and of the other."""
     logits = widen(logits).log_softmax(-1)

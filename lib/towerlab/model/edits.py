@@ -42,7 +42,7 @@ from towerlab.model.attention import (
 from towerlab.model.capture import answer
 from towerlab.model.label_attention import Weights
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 PARTS = {"query": "query", "keys": "key", "values": "value"}
 """What is taken from the source -> the field of `Attention` that holds it"""
@@ -128,7 +128,7 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def answers(model: Model, batch: Sequence[Encoded], edits: Sequence[Edit]) -> TopAndLogProbs:
+def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
     """Answers in a whole run under each edit.
 
     Layers below the lowest edited head are those of the plain run, so a run begins at that head's
@@ -151,7 +151,7 @@ def answers(model: Model, batch: Sequence[Encoded], edits: Sequence[Edit]) -> To
     return top, log_prob
 
 
-def everywhere(batch: Sequence[Encoded]) -> Bool[Tensor, "batch position"]:
+def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
     """All positions of a batch, as those of an edit."""
     return torch.ones(len(batch), len(batch[0].ids), dtype=torch.bool)
 

@@ -16,13 +16,11 @@ equal stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 Weights = Float[Tensor, "batch head row position"]
 """Attention of the last positions, as many as there are rows, on every position"""
@@ -32,7 +30,7 @@ Places = Int[Tensor, "batch position"]
 """1 at labels of the query's class, -1 at those of the other class, 0 elsewhere"""
 
 
-def places_of(batch: Sequence[Encoded]) -> Places:
+def places_of(batch: Prompts) -> Places:
     """Return where the labels of prompts of one length are."""
     places = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.int8)
     for row, e in enumerate(batch):

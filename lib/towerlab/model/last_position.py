@@ -36,7 +36,7 @@ from towerlab.model.capture import capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, Edit, LayerState, TopAndLogProbs
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 MAX_ROWS = 1024  # prompts times edits at a time, which bounds the memory
 LOGIT_ROWS = 128  # rows of logits at a time
@@ -52,7 +52,7 @@ class LastPosition:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Model, batch: Sequence[Encoded], record: Collection[str] = ()):
+    def __init__(self, model: Model, batch: Prompts, record: Collection[str] = ()):
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
         self._calls: list[list] = []

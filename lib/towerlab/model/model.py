@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from towerlab.model.architectures import Architecture
-from towerlab.prompts.prompt import Encoded, Prompt, encode_all
+from towerlab.prompts.prompt import Encoded, Prompt, Prompts, encode_all
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,13 @@ class Model:
         """Return prompts as tokens of this model: see `prompt.encode_all`."""
         return encode_all(prompts, self.tokenizer, self.context)
 
-    def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
+    def token_ids(self, batch: Prompts) -> Int[Tensor, "batch position"]:
         """Token ids of prompts of one length, where the model takes them."""
         return torch.tensor(
             [e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device
         )
 
-    def logits(self, batch: Sequence[Encoded]) -> Float[Tensor, "batch vocabulary"]:
+    def logits(self, batch: Prompts) -> Float[Tensor, "batch vocabulary"]:
         """One forward pass over prompts of one length: the logits of the last position, where the
         model leaves them."""
         return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[

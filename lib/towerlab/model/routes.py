@@ -36,7 +36,7 @@ from towerlab.model.edits import Edit
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, softcapped, widen
 from towerlab.model.unembed import final_normed
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Prompts
 
 
 class Route(NamedTuple):
@@ -135,7 +135,7 @@ def _hiding(
 
 
 def logit_differences(
-    model: Model, final: Float[Tensor, "*versions batch d_model"], batch: Sequence[Encoded]
+    model: Model, final: Float[Tensor, "*versions batch d_model"], batch: Prompts
 ) -> Float[Tensor, "*versions batch"]:
     """Logit of the true label minus that of the other (nats), from final residual streams: the
     norm's scale recomputed.

@@ -2,8 +2,8 @@
 
     >>> E = Unembedding(torch.eye(3), None, torch.ones(3), None, False, 0.0)
     >>> v = torch.tensor([[3.0, 1.0, 2.0]])
-    >>> rank(v, torch.tensor([[1, 0]]), E), top_words(v, 2, E)[1]
-    (tensor([[3, 1]]), tensor([[0, 2]]))
+    >>> rank(v, torch.tensor([[1, 0]]), E), top_words(v, 2, E, None, torch.tensor([0]))[1]
+    (tensor([[3, 1]]), tensor([[2, 1]]))
 
 The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`;
 the final norm's bias is left out. Two readings of the scale s:
@@ -142,8 +142,8 @@ def top_words(
     v: Float[Tensor, "*rows d_model"],
     k: int,
     unembedding: Unembedding,
-    scale: Float[Tensor, "*#rows"] | None = None,
-    without: Int[Tensor, "word"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None,
+    without: Int[Tensor, "word"],
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
 
@@ -154,8 +154,7 @@ def top_words(
     """
     p = prepared(v, unembedding, scale)
     mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
-    if without is not None:
-        mask[without.to(p.device)] = True
+    mask[without.to(p.device)] = True
     k = min(k, int((~mask).sum()))
     values = p.new_full((*p.shape[:-1], k), -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)

@@ -25,7 +25,7 @@ from twotowers.paths import data_folder
 from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
 from twotowers.tables import ClassName, Row, Text, read_table
 
-from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
+from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
 
 
 class ClassPair(Row):
@@ -179,7 +179,7 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
     return out
 
 
-def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
+def donors_of(encoded: Prompts) -> dict[str, list[int]]:
     """Return for each name of DONORS the donor of every prompt of whole blocks, as a number."""
     return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
 

@@ -9,7 +9,7 @@ the text is built here, so nothing is searched for in text or in decoded tokens.
     >>> prompt = Prompt(two, "one", "foo", ("foo", "bar"))
     >>> prompt.text, prompt.order
     ('like : bar two : foo one :', 'FT')
-    >>> encoded = encode(prompt, load("mini-gpt2").tokenizer)
+    >>> (encoded,) = load("mini-gpt2").encode([prompt])
     >>> encoded.label_positions, encoded.last
     ((2, 5), 7)
 """
@@ -131,15 +131,13 @@ class Encoded:
         )
 
 
-def encode(prompt: Prompt, tokenizer: Any, max_length: int | None = None) -> Encoded:
-    """Token ids and positions of one prompt; see `encode_all`."""
-    return encode_all([prompt], tokenizer, max_length)[0]
+Prompts = Sequence[Encoded]
 
 
 def encode_all(
     prompts: Sequence[Prompt], tokenizer: Any, max_length: int | None = None
 ) -> list[Encoded]:
-    """Token ids and positions of many prompts, in their order.
+    """Return token ids and positions of prompts, in their order.
 
     The followed token of a label is the one that follows the prompt's own ids when " label" is
     appended.
@@ -270,9 +268,7 @@ def _encode(
     )
 
 
-def batches(
-    encoded: Sequence[Encoded], max_tokens: int = 4096
-) -> Iterator[tuple[list[int], list[Encoded]]]:
+def batches(encoded: Prompts, max_tokens: int = 4096) -> Iterator[tuple[list[int], Prompts]]:
     """Batches of equal token length, so that no padding is needed: (indices into `encoded`,
     prompts).
 
