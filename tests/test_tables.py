@@ -11,7 +11,7 @@ from towerlab.prompts import blocks
 from twotowers import claims, evidence, settings
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.tables import Row, Text, read_table
+from twotowers.tables import Row, Text, read_csv, read_table
 
 GOOD = 'id,class,size,note\na,one,2.5,\nb,two,1e3,"said, so"\n'
 
@@ -85,23 +85,16 @@ def test_classes_are_in_one_pair_and_have_words():
     assert len(classes) == len({*classes}) and {*classes} <= {*blocks.class_words()}
 
 
-@pytest.mark.parametrize(
-    "file, change, words",
-    [
-        ("words.csv", ("love,sentiment,0,0", "love,sentiment,0,no?"), "line 2: ambiguous 'no\\?'"),
-        ("labels.csv", ("left,right,plain", "left,right,dull"), "line 3: kind 'dull'"),
-    ],
-)
-def test_the_lists_of_words_classes_and_labels(tmp_path, monkeypatch, file, change, words):
+def test_texts_have_no_spaces_at_their_edges_and_are_there_once():
+    own = read_csv(data_folder() / "sentences/own.csv", str)["sentence"]
+    for texts in (own, blocks.words()["word"] + " " + blocks.words()["cls"]):
+        assert (texts.str.strip() == texts).all() and texts.is_unique
+    assert not blocks.words()["word"].str.contains(" ").any()
+
+
+def test_a_wrong_label_pair_is_named_with_its_line(tmp_path, monkeypatch):
     shutil.copytree(data_folder() / "words", tmp_path / "words")
-    text = (data_folder() / "words" / file).read_text()
-    assert change[0] in text
-    (tmp_path / "words" / file).write_text(text.replace(*change, 1))
-    for module in (blocks, settings):
-        monkeypatch.setattr(module, "data_folder", lambda: tmp_path)
-    read = {
-        "words.csv": blocks.words,
-        "pairs.csv": blocks.class_pairs,
-        "labels.csv": blocks.label_pairs,
-    }[file]
-    refused(words, read.__wrapped__)
+    path = tmp_path / "words/labels.csv"
+    path.write_text(path.read_text().replace("left,right,plain", "left,right,dull"))
+    monkeypatch.setattr(settings, "data_folder", lambda: tmp_path)
+    refused("line 3: kind 'dull'", settings.label_pairs.__wrapped__)

@@ -35,7 +35,7 @@ def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "al
     """
     rows = [
         row
-        for row in blocks.words()
+        for row in blocks.words().itertuples()
         if not row.ambiguous and (words == "all" or row.heldout == (words == "heldout"))
     ]
     classes = name.split("/")

@@ -50,7 +50,7 @@ class Text:
         self.colon, self.labels = words[":"], [words[label] for label in LABELS]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
-        for row in blocks.words():
+        for row in blocks.words().itertuples():
             self.class_words.setdefault(row.cls, []).append(words[row.word])
             if not row.heldout:
                 self.episode_words.setdefault(row.cls, []).append(words[row.word])

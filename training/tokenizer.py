@@ -32,7 +32,7 @@ def common_words() -> list[str]:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A stock fast tokenizer; " word" (or a first "word") of the lists is exactly one token."""
-    known = [*LABELS, *(row.word for row in words()), *common_words(), *MARKS]
+    known = [*LABELS, *words()["word"], *common_words(), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     # Ġ is how byte-level text writes a space

@@ -30,7 +30,7 @@ from torch import Tensor
 from twotowers import head_selection
 from twotowers.heads import Heads
 
-from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, present, random_sets
@@ -113,7 +113,7 @@ def ablated(
         positions: Where heads are ablated.
     """
 
-    def run(_, batch: Prompts) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> Tensors:
         if positions == "last":
             answered = LastPosition(model, batch).answers([zero(heads) for heads in runs])
         else:
@@ -189,7 +189,7 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
         Answers over (edges, cut, prompt).
     """
 
-    def run(_, batch: Prompts) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> Tensors:
         plain, each = answer(model, batch), []
         for maker in EDGES.values():
             each.append(plain)

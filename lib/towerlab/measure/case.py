@@ -24,7 +24,7 @@ from twotowers.heads import Head, named
 
 from towerlab.measure.heads import at_labels, increases
 from towerlab.measure.label_reads import top_tokens
-from towerlab.measure.observations import observations, read_prompts
+from towerlab.measure.observations import Tensors, observations, read_prompts
 from towerlab.measure.paper import case_of
 from towerlab.measure.pipeline import Pipeline
 from towerlab.model import unembed
@@ -53,7 +53,7 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head"]).rename(listed_head="named_head")
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         attention = at_labels(capture, capture.weights)[0]
         of_heads = torch.stack([attention[head] for head in heads])
         vectors = []
@@ -117,7 +117,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             frozen hands it on; 0 for heads that come later.
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         starts, vectors = capture.resid_pre[:, 0], head_vectors(model, capture)
         others = starts[:, None] + vectors.sum(1, keepdim=True) - vectors
         of_positions = [subvalues(model, capture, layer)[head] for layer, head in heads]
@@ -173,7 +173,7 @@ def sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tenso
     return (total - final).abs().max() / final.abs().max(), n
 
 
-def neurons(model: Model, capture: Capture) -> dict[str, Tensor]:
+def neurons(model: Model, capture: Capture) -> Tensors:
     """Return the variables of `parts` about neurons, each over (neuron,) or (candidate,)."""
     unembedding, word = model.unembedding, capture.true_ids
     strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 from twotowers.errors import NotTestable
 
 from towerlab.measure.heads import at_labels
-from towerlab.measure.observations import answers_in, observations, read_prompts, with_dims
+from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts, with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture, own_label_sign
@@ -75,7 +74,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
             labels of a kind; and answers (condition, prompt).
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         weights = at_labels(capture, capture.weights).float()
         true = own_label_sign(capture, weights)[:, None, None] > 0
         sums = {
@@ -101,7 +100,7 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
             to the true labels once that demonstration is removed.
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         left, removed = [], []
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]

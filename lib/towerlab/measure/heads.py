@@ -16,7 +16,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from towerlab.measure.observations import answers_in, in_memory, observations, read_prompts
+from towerlab.measure.observations import Tensors, answers_in, in_memory, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
@@ -53,7 +53,7 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
             logit of the true label minus the other (nats). And the model's answers (prompt,).
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
         written = attention.to(readings) * readings
         outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
@@ -125,7 +125,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
             and FFN blocks (v1 fig 2), in nats.
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         by_layer = {"x": capture.resid_pre, "z": capture.z, "ffn": capture.ffn_output}
         return {name: x.transpose(0, 1) for name, x in by_layer.items()} | {
             "scale": unembed.norm_scale(capture.resid_final, model.unembedding),

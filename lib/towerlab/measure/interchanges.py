@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 import torch
 import xarray as xr
-from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads
 
-from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
@@ -118,7 +117,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
     """
 
     def of_kind(kind: str, pairs: list[Pair]) -> xr.Dataset:
-        def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
+        def run(index: list[int], batch: Prompts) -> Tensors:
             base = LastPosition(model, batch)
             source = LastPosition(model, [pairs[i].source for i in index])
             at = torch.tensor([e.label_positions for e in batch])

@@ -27,7 +27,7 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import ANSWERS, answers_in, observations, read_prompts
+from towerlab.measure.observations import ANSWERS, Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
@@ -69,7 +69,7 @@ def label_reads(
     """
     layers, numbers = map(list, zip(*heads, strict=True))
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         return {
             **answers_in(capture),
             "values": torch.stack(
@@ -126,7 +126,7 @@ def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
             place, component).
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         both = [(head, *query_and_keys(model, capture, layer)) for layer, head in heads]
         return {
             "query_vector": torch.stack([query[:, head] for head, query, _ in both], 1),
@@ -184,7 +184,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     """
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         at, vectors = capture.label_positions[..., None], []
         for layer, head in heads:
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]

@@ -28,7 +28,7 @@ from torch import Tensor
 from twotowers import head_selection
 from twotowers.heads import Head, Heads
 
-from towerlab.measure.observations import answers_of, observations, plain_z, read_batches
+from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_attention
@@ -107,7 +107,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))
 
-    def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
+    def run(index: list[int], batch: Prompts) -> Tensors:
         places = places_of(batch)
         weights: dict[int, Weights] = {}  # layer -> those of all positions, swapped
 
@@ -164,7 +164,7 @@ def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
 
-    def run(index: list[int], batch: Prompts) -> dict[str, Tensor]:
+    def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
         make = donated(z, donors, index)
         every = [(make([head]), route) for route in ROUTES.values() for head in heads]

@@ -28,7 +28,7 @@ from torch import Tensor
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
-from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
@@ -68,7 +68,7 @@ def remedied(
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
 
-    def run(_, batch: Prompts) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> Tensors:
         last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
             shortcuts = torch.stack(

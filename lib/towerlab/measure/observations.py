@@ -34,6 +34,8 @@ from towerlab.prompts.prompt import Prompts, batches
 
 ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "says")
 T = TypeVar("T")
+Tensors = dict[str, Tensor]
+"""Name -> values (batch, ...)"""
 Arrays = Mapping[str, Any]
 """Name -> values (prompt, ...); or with dimensions of its own, as xarray takes them"""
 
@@ -158,7 +160,7 @@ def read_prompts(
 def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head d_head"]:
     """Return what heads feed to W_O at the last position."""
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         return {"z": capture.attention_out_input.transpose(0, 1)}
 
     z = read_prompts("plain runs", model, encoded, (), read)["z"]
@@ -169,7 +171,7 @@ def answers_of(
     batch: Prompts,
     top: Int[Tensor, "*versions batch"],
     log_prob: Float[Tensor, "*versions batch label"],
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The model's answers to one batch, in any versions of it.
 
     Args:
@@ -195,6 +197,6 @@ def answers_of(
     }
 
 
-def answers_in(capture: Capture) -> dict[str, Tensor]:
+def answers_in(capture: Capture) -> Tensors:
     """The answers of one batch's capture."""
     return answers_of(capture.prompts, *label_log_probs(capture.logits, capture.prompts))

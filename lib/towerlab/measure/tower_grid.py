@@ -28,7 +28,13 @@ from twotowers import head_selection
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.label_reads import query_and_keys
-from towerlab.measure.observations import answers_of, observations, read_batches, read_prompts
+from towerlab.measure.observations import (
+    Tensors,
+    answers_of,
+    observations,
+    read_batches,
+    read_prompts,
+)
 from towerlab.measure.pipeline import SELECTION, Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import (
@@ -70,7 +76,7 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
             one.
     """
 
-    def read(capture: Capture) -> dict[str, Tensor]:
+    def read(capture: Capture) -> Tensors:
         """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
         d_head)."""
         last, labels = zip(
@@ -175,7 +181,7 @@ def tower_grid(
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     shape = len(moved), len(coefficients), len(coefficients)
 
-    def run(_, batch: Prompts) -> dict[str, Tensor]:
+    def run(_, batch: Prompts) -> Tensors:
         at = torch.tensor([e.label_positions for e in batch])
         vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
         edits = []

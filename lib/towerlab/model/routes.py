@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from towerlab.model import query_key
@@ -84,8 +84,9 @@ def routed(
         none = torch.zeros_like(rows[:, :1])
         here = [message(last, e, layer) if e.heads_of(layer) else none for e in edits[:n]]
         sent = torch.cat(here, 1)
-        below = messages[:, :n].to(rows)
-        with _hiding(last.model, layer, rows, below, sent, closed[:n].to(rows.device)):
+        below, shut = messages[:, :n].to(rows), closed[:n].to(rows)
+        of_mlps = below if last.model.parallel else below + sent
+        with _hiding(last.model, layer, rows, below * shut[:, 1:2], of_mlps * shut[:, 2:3]):
             yield
         messages[:, :n] += sent.to(messages)
 
@@ -99,26 +100,23 @@ def _hiding(
     model: Model,
     layer: int,
     x: Float[Tensor, "batch row d_model"],
-    below: Float[Tensor, "batch row d_model"],
-    here: Float[Tensor, "batch row d_model"],
-    closed: Bool[Tensor, "row route"],
+    from_queries: Float[Tensor, "batch row d_model"],
+    from_mlps: Float[Tensor, "batch row d_model"],
 ) -> Iterator[None]:
     """One block, given x, whose attention and MLP read what they are given without the messages of
     closed routes."""
-    below_queries = below * closed[:, 1:2].to(x)
-    below_mlps = (below if model.parallel else below + here) * closed[:, 2:3].to(x)
     middle = [x]
 
     def attention(_, args, kwargs):
         states, args, kwargs = split_call(args, kwargs)
-        return (query_key.normed(model, layer, x - below_queries).to(states), *args), kwargs
+        return (query_key.normed(model, layer, x - from_queries).to(states), *args), kwargs
 
     def keep_middle(_, args, output) -> None:
         if not model.parallel:
             middle[0] = x + output
 
     def mlp(_, args):
-        state = middle[0] - below_mlps
+        state = middle[0] - from_mlps
         if model.architecture.ffn_norm:
             state = query_key.through_norm(model.part(layer, "ffn_norm"), state)
         # some flatten batch and position before their FFN

@@ -19,30 +19,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from pydantic import Field
+import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
-from twotowers.tables import ClassName, Row, Text, read_table
+from twotowers.tables import read_csv
 
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
-
-
-class ClassPair(Row):
-    """A line of data/words/pairs.csv."""
-
-    first: ClassName
-    second: ClassName
-
-
-class Word(Row):
-    """A line of data/words/words.csv (its README tells the columns)."""
-
-    word: Text
-    cls: ClassName = Field(alias="class")
-    heldout: bool = False
-    ambiguous: bool = False
-
 
 DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
 """What differs in the other prompts of a block -> how far on that prompt stands, or back: see
@@ -55,26 +38,21 @@ def class_pairs() -> tuple[str, ...]:
 
     The paper's pairs come first.
     """
-    rows = read_table(data_folder() / "words" / "pairs.csv", ClassPair)
-    return tuple(f"{row.first}/{row.second}" for row in rows)
+    pairs = read_csv(data_folder() / "words" / "pairs.csv", str)
+    return tuple(pairs["first"] + "/" + pairs["second"])
 
 
 @cache
-def words() -> tuple[Word, ...]:
-    """Return the rows of data/words/words.csv."""
-    path = data_folder() / "words" / "words.csv"
-    return tuple(read_table(path, Word, ("word", "class")))
+def words() -> pd.DataFrame:
+    """Return data/words/words.csv, with the class of a word as `cls`."""
+    return read_csv(data_folder() / "words" / "words.csv").rename(columns={"class": "cls"})
 
 
 @cache
 def class_words() -> Mapping[str, list[str]]:
     """Return the words of each class that are in no other class, in the order of words.csv."""
-    count = Counter(row.word for row in words())
-    out: dict[str, list[str]] = {}
-    for row in words():
-        if count[row.word] == 1:
-            out.setdefault(row.cls, []).append(row.word)
-    return dict(sorted(out.items()))
+    of_one_class = words().drop_duplicates("word", keep=False)
+    return {cls: list(of) for cls, of in of_one_class.groupby("cls")["word"]}
 
 
 def draw_blocks(

@@ -25,10 +25,9 @@ from pathlib import Path
 
 import pandas as pd
 import pooch
-from pydantic import Field
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.tables import ClassName, Row, Text, read_csv, read_table, unreadable
+from twotowers.tables import read_csv, unreadable
 
 from towerlab.prompts import blocks
 
@@ -68,13 +67,6 @@ _ENTITY = re.compile(r" ?(#\d+|quot|amp|lt|gt|hellip);")
 _TAG = re.compile(r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>", re.IGNORECASE)
 
 
-class Sentence(Row):
-    """A row of data/sentences/own.csv."""
-
-    cls: ClassName = Field(alias="class")
-    sentence: Text
-
-
 @cache
 def class_pairs(suite: str) -> tuple[str, ...]:
     """Return the class pairs of a suite; own sentences are paired in the order of their classes.
@@ -104,10 +96,8 @@ def class_texts(suite: str) -> Mapping[str, list[str]]:
         return blocks.class_words()
     if suite == "published":
         return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
-    out: dict[str, list[str]] = {}
-    for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
-        out.setdefault(row.cls, []).append(row.sentence)
-    return out
+    own = read_csv(data_folder() / "sentences" / "own.csv", str)
+    return {cls: list(of) for cls, of in own.groupby("class", sort=False)["sentence"]}
 
 
 @cache
