@@ -28,7 +28,6 @@ NOT_TESTABLE = "not_testable"
 """Attribute of a file without variables: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
-LISTED = ("prompt", "listed_head", "place")
 
 
 class Version(Row):

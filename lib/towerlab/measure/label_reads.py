@@ -22,7 +22,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.catalogue import LISTED, RELATIONS
+from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 
@@ -41,6 +41,7 @@ from towerlab.prompts.prompt import Prompt, Prompts
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
 TOP = 10
+LISTED = ("prompt", "listed_head", "place")
 
 
 def label_reads(
