@@ -40,8 +40,9 @@ OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
 """Rows on whether a model does the task, which mark its other rows"""
-UNCOUNTED = (*OF_NO_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons")
-UNCOUNTED += ("appendix E, coefficients",)
+REPEATED = ("figure 22", "figure 25")
+NEAR_ARITHMETIC = ("appendix E, neurons", "appendix E, coefficients")
+UNCOUNTED = OF_NO_MODEL + TASK + REPEATED + NEAR_ARITHMETIC
 """Rows in no count: also repeated questions, near arithmetic, and no claims of the paper"""
 BY_WORD, BY_POSITION = "by label word", "by position"
 """Marks of a model that does not do the task: it says one word, or the nearest label"""

@@ -352,15 +352,15 @@ def in_lists(
         data: Their measurement.
         by_prompt: Values of heads for each prompt, over (..., prompt, named_head).
     """
-    heads = [Head.parse(str(head)) for head in heads]
+    parsed = [Head.parse(str(head)) for head in heads]
     if "named_head" in every.dims:
         every = _on_grid(every, data)
     there = every.notnull().all([dim for dim in every.dims if dim not in ("layer", "head")])
     group = data.attrs["heads"] // data.attrs["key_value_heads"]
-    lists = random_lists(heads, there.transpose("layer", "head"), group)
-    value = float(statistic(pick(every, heads))) if heads else np.nan
+    lists = random_lists(parsed, there.transpose("layer", "head"), group)
+    value = float(statistic(pick(every, parsed))) if parsed else np.nan
     if by_prompt is not None:
-        of_list = by_prompt.sel(named_head=named(heads)).rename(named_head="listed_head")
+        of_list = by_prompt.sel(named_head=named(parsed)).rename(named_head="listed_head")
         by_prompt = statistic(resample(of_list))
     return value, statistic(_in_sets(every, lists)), by_prompt
 
@@ -416,7 +416,7 @@ def judge_result(
         numbers |= {"control": float(np.nanmean(lists)), "draws": lists.size}
         if size in (AGREES, IN_PART):
             least = result.agrees if size == AGREES else result.part
-            numbers["share"] = float((lists >= least - 1e-9).mean())
+            numbers["share"] = float((lists >= least - 1e-9).mean())  # type: ignore[operator]
     if size == AGREES and random is not None:
         if numbers.get("draws", 0) < LEAST:
             verdict = UNTESTED

@@ -196,8 +196,9 @@ def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> l
         free[layer, head // group * group :][:group] = False
         others = map(Head._make, np.argwhere(free).tolist())
         return [[of] for of in sorted(others, key=lambda of: abs(of.layer - layer))[:SINGLE_HEADS]]
+    n_layers, n_heads = free.shape
     try:
-        lists = matched_sets(heads, *free.shape, group, RANDOM_LISTS, free)
+        lists = matched_sets(heads, n_layers, n_heads, group, RANDOM_LISTS, free)
     except NotTestable:
         return []
     return list({tuple(sorted(of)): of for of in lists}.values())
