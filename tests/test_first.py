@@ -47,14 +47,22 @@ def judged(rows, monkeypatch):
 
 def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
-    assert "7 tests, 4 results of the paper in up to 2 models: 2 agree, 1 agree as random" in text
-    assert "1 agree untested for this, 2 in part, 1 do not. The pretrained models alone, 3" in text
-    assert "1 of the 4 that agree are of models that fail" in text and "nearest label (1)" in text
-    assert "Firm in every model: figure 6, table 2. In all" in text
-    assert "In no model fully and beyond random heads: figure 9, table 1." in text
+    assert "4 of 7 tests agree, 1 of them as random heads do: 4 results" in text
+    assert "1 of the 4 are of models that fail" in text and "nearest label (1)" in text
+    assert "1 agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
+
+
+def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):
+    def summary():
+        return re.sub("<[^>]*>", "", first.summary(first.tests(tmp_path)))
+
+    assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree untested for this" in summary()
+    assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
+    assert "Firm in every model: figure 6, table 2. In no model fully and" in summary()
+    assert "random heads: figure 9, table 1." in summary()
     judged.loc[judged["claim"] == "figure 6", "firmness"] = 0.9
-    assert "Firm in every model: table 2." in re.sub("<[^>]*>", "", first.findings(tmp_path))
+    assert "Firm in every model: table 2." in summary()
 
 
 def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):

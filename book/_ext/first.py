@@ -168,36 +168,48 @@ def counted(asked: pd.DataFrame) -> str:
     )
 
 
+def summary(judged: pd.DataFrame) -> str:
+    """The counts of all and of pretrained models, and results that are firm in every model and
+    that agree in none."""
+    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
+    specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
+    firm = specific & ~(asked["firmness"] < FIRM)
+    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(shipped_models())
+    always, never = (
+        ", ".join(row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
+        for so in (firm, ~specific)
+    )
+    return (
+        f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
+        f"{counted(asked[~own])}. Firm in every model: {always}. In no model fully and beyond "
+        f"random heads: {never}."
+    )
+
+
 def findings(build: Path) -> str:
-    """How many results of the paper agree, in how many of these the task is done, what is firm in
-    every model and what agrees in none, and what is new, counted from the verdicts of chapters."""
+    """How many results of the paper agree, in how many of these the task is done, what agrees in no
+    model, and what is new, counted from the verdicts of the chapters."""
     rows, judged = evidence.read(build / "evidence", claims.claims()), tests(build)
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
-    agrees = asked["verdict"].str.startswith(claims.AGREES)
-    specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
-    firm = specific & ~(asked["firmness"] < FIRM)
-    of_items = asked.groupby("claim", sort=False)["model"].agg(list).index
-    always = [item for item in of_items if firm[asked["claim"] == item].all()]
-    never = [item for item in of_items if not specific[asked["claim"] == item].any()]
-    own = asked["model"].isin(shipped_models())
-    nearest, word = ((asked["mark"][agrees] == m).sum() for m in MARKS)
+    agrees = asked[asked["verdict"].str.startswith(claims.AGREES)]
+    n = asked["verdict"].value_counts()
+    of_items = agrees.groupby("claim")["model"].size().reindex(asked["claim"].unique())
+    nearest, word = ((agrees["mark"] == m).sum() for m in MARKS)
     product = rows[rows["claim"] == "product"]["verdict"]
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{len(asked)} tests</b>, {len(of_items)} results of the paper in up to "
-        f"{judged['model'].nunique()} models: {counted(asked)}. The pretrained models alone, "
-        f'{(~own).sum()} tests: {counted(asked[~own])} (<a href="#first-map">picture</a>).',
-        "some": f"<b>{nearest + word} of the {agrees.sum()}</b> that agree are of models that fail "
-        f"the task on the paper's prompts: they mostly say the nearest label ({nearest}) or one "
-        f"word ({word}) "
+        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree, {n.get(claims.UNSPECIFIC, 0)} "
+        f"of them as random heads do: {len(of_items)} results of the paper in up to "
+        f'{judged["model"].nunique()} models (<a href="#first-map">picture</a>).{in_all}',
+        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
+        f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
+        f"({word}) "
         '(<a href="01-locate.html#paper-word-prompts">chapter&nbsp;1</a>).',
-        "firm": "<b>Firm in every model</b>: "
-        f"{', '.join(map(row_link, always)) or 'none'}.{in_all}",
-        "none": "<b>In no model</b> fully and beyond random heads: "
-        f"{', '.join(map(row_link, never)) or 'none'}.{in_some}",
+        "none": f"<b>{of_items.isna().sum()}</b> agree fully "
+        f'<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_some}',
         "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
         f"{len(product)} models:{new}",
         "not": "<b>Not tested</b>: the paper's own models "
@@ -231,8 +243,8 @@ def picture(build: Path) -> str:
     )
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
-        f'<div class="first-map" id="first-map"><p>{signs}; empty: not run. The model does not do '
-        f"the task: {marks}.</p><div>{tables}</div></div>"
+        f'<div class="first-map" id="first-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
+        f"run. The model does not do the task: {marks}.</p><div>{tables}</div></div>"
     )
 
 
