@@ -61,11 +61,11 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     monkeypatch.setattr(Design, "blocks", not_judging)
     run.__dict__["head_sets"] = {"by attention": [Head(0, 0)]}
     halves = tower_grid.other_labels(run, few)
-    assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
-    for at, moved in halves:
+    assert {id(e) for own, _ in halves for e in own} == {*map(id, few)}
+    for own, moved in halves:
         ((heads, of_directions),) = moved.values()
         assert heads == [Head(0, 0)]
-        theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
+        theirs, mine = of_directions.attrs["labels"], labels(own)
         assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Pipeline(Settings(k=1, separator="space", labels=LABELS[:1]))
     alone.__dict__["head_sets"] = run.head_sets
@@ -186,17 +186,16 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     run = small(Pipeline)
     encoded = run.design.intervention()
     splits = other_halves(run, "located", encoded)
-    assert sorted(i for at, _ in splits for i in at) == list(range(len(encoded)))
+    assert {id(e) for own, _ in splits for e in own} == {*map(id, encoded)}
     locating = run.measured("locating")
-    for at, sets in splits:
-        judged = {(encoded[i].prompt.dataset, frozenset(encoded[i].prompt.labels)) for i in at}
+    for own, heads in splits:
+        judged = {(e.prompt.dataset, frozenset(e.prompt.labels)) for e in own}
         labels = [frozenset(pair.split("/")) for pair in locating["labels"].values]
         choose_them = [
             not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
             for pair, names in zip(locating["pair"].values, labels, strict=True)
         ]
-        heads = head_selection.head_sets(locating.isel(prompt=choose_them))["located"]
-        assert [*sets.values()] == [heads]
+        assert heads == head_selection.head_sets(locating.isel(prompt=choose_them))["located"]
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def test_relations_by_hand():
                         "word12": "none",
                         "word13": "own text", "word20": "own text", "word14": "other class",
                         "word15": "own class"}  # fmt: skip
-    assert names(None)["word12"] == "own text" and names(None)["word11"] == "none"
+    assert names(-1)["word12"] == "own text" and names(-1)["word11"] == "none"
 
 
 def test_relations_stand_beside_their_tokens(float64, monkeypatch):
@@ -117,7 +117,7 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
         )
         dims = result[what].transpose("prompt", ..., "rank").dims
         for at in np.ndindex(tokens.shape):
-            e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else None
+            e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else -1
             words = {
                 f"word{token}": label for label, token in e.label_ids.items()
             }  # labels are known by their tokens

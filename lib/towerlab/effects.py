@@ -100,17 +100,16 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     texts = {"token": [_token_text(model, token) for token in tokens]}
     answer = pd.DataFrame(texts | {when: of[tokens] for when, of in p.items()})
 
-    layers, numbers = np.indices((model.n_layers, model.n_heads)).reshape(2, -1)
-    table = pd.DataFrame({"layer": layers, "head": numbers})
+    table = pd.DataFrame(np.ndindex(model.n_layers, model.n_heads), columns=["layer", "head"])
     for when, run in runs.items():
-        table[when] = head_logit_differences(run, model).flatten().cpu().numpy()
+        table[when] = head_logit_differences(run, model).flatten().cpu()
 
     layer, head = zip(*(heads or strongest(table)), strict=True)
     shown = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
     attention = pd.DataFrame({"demonstration": shown})
     for when, run in runs.items():
         mean = run.weights[layer, 0, head].double().mean(0)
-        attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
+        attention[when] = mean[list(encoded.label_positions)].cpu()
 
     said = [f"“{_token_text(model, int(x.argmax()))}” ({x.max():.0%})" for x in p.values()]
     change = f"; with {', '.join(named(heads))} zeroed it says {said[1]}" if heads else ""

@@ -82,22 +82,16 @@ def single_ablations(
             ablated, and `logit_difference_lost`, the same of the true label's logit minus the
             other's. Above zero the head helps the true label; NaN below `first_layer`.
     """
-    heads = [
-        [(layer, head)]
-        for layer in range(first_layer, model.n_layers)
-        for head in range(model.n_heads)
-    ]
+    shape = model.n_layers, model.n_heads
+    heads = [[at] if at[0] >= first_layer else () for at in np.ndindex(shape)]
     answered = ablated(model, encoded, [(), *heads], positions)
-
-    def lost(of: np.ndarray) -> np.ndarray:
-        of_heads = (of[:, :1] - of[:, 1:]).reshape(len(encoded), -1, model.n_heads)
-        return np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
-
+    lost = {name: (x[:, :1] - x[:, 1:]).reshape(-1, *shape) for name, x in answered.items()}
     arrays = {
-        "log_prob_lost": lost(answered["log_prob_true"]),
-        "logit_difference_lost": lost(answered["logit_difference"]),
+        "log_prob_lost": lost["log_prob_true"],
+        "logit_difference_lost": lost["logit_difference"],
     }
-    return observations("singles", encoded, arrays, positions=positions)
+    data = observations("singles", encoded, arrays, positions=positions)
+    return data.where(data["layer"] >= first_layer)
 
 
 @torch.inference_mode()
@@ -199,10 +193,8 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
             for cut in cuts[1:]:
                 with restarted(model, cut, shut[cut - 1]):
                     each.append(answer(model, batch))
-        top, log_prob = (
-            torch.stack(of).unflatten(0, (len(EDGES), len(cuts))) for of in zip(*each, strict=True)
-        )
-        return answers_of(batch, top, log_prob)
+        answered = (torch.stack(of) for of in zip(*each, strict=True))
+        return answers_of(batch, *(of.unflatten(0, (len(EDGES), len(cuts))) for of in answered))
 
     arrays = read_batches("knockouts", encoded, 1024, run)
     return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))

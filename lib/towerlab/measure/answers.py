@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import xarray as xr
@@ -39,13 +40,10 @@ ORDERS = 6
 def _forms(pipeline: Pipeline) -> Recipe:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what
     is given is not varied."""
-    ks = (
-        [pipeline.settings.k]
-        if pipeline.settings.k
-        else [k for k in KS if k <= head_selection.MOST_K]
-    )
+    s = pipeline.settings
+    ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MOST_K]
     # This raises where not even the shortest prompt can be read.
-    pipeline.design.selection(Form(ks[0], pipeline.settings.separator or "space"))
+    pipeline.design.selection(Form(ks[0], s.separator or "space"))
     return Recipe(with_form, _in_forms(pipeline, ks))
 
 
@@ -53,11 +51,8 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are
     chosen from, for Figure 1.1."""
     forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
-    more = (
-        []
-        if pipeline.settings.k
-        else _in_forms(pipeline, [k for k in KS if k > head_selection.MOST_K])
-    )
+    many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MOST_K]
+    more = _in_forms(pipeline, many)
     if not more:
         return forms
     others = pipeline.make("demonstrations", Recipe(with_form, more))
@@ -67,24 +62,19 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
 def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """The prompts of the locating blocks in each form that the model can read."""
     separator, out = pipeline.settings.separator, []
-    for form in (
-        Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)
-    ):
+    for form in product(ks, [separator] if separator else SEPARATORS):
         with suppress(TwoTowersError):
-            out += pipeline.design.selection(form)
+            out += pipeline.design.selection(Form(*form))
     return out
 
 
 def with_form(model: Model, encoded: Prompts) -> xr.Dataset:
     """Answers, with the form of each prompt."""
     names = {text: name for name, text in SEPARATORS.items()}
-    k, separator = zip(
-        *((len(e.prompt.demonstrations) // 2, names[e.prompt.separator]) for e in encoded),
-        strict=True,
-    )
-    return answers(model, encoded).assign_coords(
-        k=("prompt", list(k)), separator=("prompt", list(separator))
-    )
+    k = [len(e.prompt.demonstrations) // 2 for e in encoded]
+    separator = [names[e.prompt.separator] for e in encoded]
+    data = answers(model, encoded)
+    return data.assign_coords(k=("prompt", k), separator=("prompt", separator))
 
 
 def _answers(pipeline: Pipeline) -> Recipe:

@@ -7,6 +7,7 @@ EMNLP section 6). Chapter 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -45,21 +46,18 @@ def in_changes(
     model: Model,
     encoded: Prompts,
     changes: Changes,
-    read: Callable[[str, Prompts], dict[str, np.ndarray]],
+    read: Callable[[Prompts], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """What is read of prompts in each of some changes.
 
     Args:
         changes: name -> how a prompt is changed.
-        read: name and prompts of a change -> name -> (prompt, ...).
+        read: prompts of a change -> name -> (prompt, ...).
 
     Returns:
         Name -> (prompt, change, ...).
     """
-    each = [
-        read(name, model.encode([change(e.prompt) for e in encoded]))
-        for name, change in changes.items()
-    ]
+    each = [read(model.encode([change(e.prompt) for e in encoded])) for change in changes.values()]
     return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
 
 
@@ -83,9 +81,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
         }
         return sums | answers_in(capture)
 
-    def read_all(name: str, changed: Prompts) -> dict[str, np.ndarray]:
-        return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
-
+    read_all = partial(read_prompts, "conditions", model, record={"weights"}, read=read)
     arrays = in_changes(model, encoded, changes, read_all)
     return observations("conditions", encoded, arrays, condition=list(changes))
 
@@ -103,11 +99,11 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         left, removed = [], []
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
-            true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
-            left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
+            *kept, last = (place for place, is_true in enumerate(e.prompt.is_true) if is_true)
+            left.append(weights[..., [e.label_positions[place] for place in kept]].sum(-1))
             # A demonstration is its text, colon, label and separator.
             starts = [start for start, _ in (*e.text_spans, e.query_span)]
-            removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
+            removed.append(weights[..., starts[last] : starts[last + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)

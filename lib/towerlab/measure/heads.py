@@ -10,13 +10,12 @@ paper's increase. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from towerlab.measure.observations import Tensors, answers_in, in_memory, observations, read_prompts
+from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
@@ -26,8 +25,6 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
 KINDS = ("attention", "FFN")
-PROMPTS_AT_ONCE = 512
-"""Maximum number of prompts of one walk over the vocabulary"""
 
 
 def heads(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -67,9 +64,8 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
             **answers_in(capture),
         }
 
-    arrays = read_prompts(
-        "heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model)
-    )
+    record = {"weights", "values"}
+    arrays = read_prompts("heads", model, encoded, record, read, tokens_at_once(model))
     return observations("heads", encoded, arrays, kind=list(KINDS))
 
 
@@ -87,10 +83,8 @@ def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer
     for layer in range(model.n_layers):
         # Linear in the vector, so the rows go through W_O once for all positions.
         through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
-        out.append(
-            torch.einsum("bhpk,bhk->bhp", label_values(capture, model, layer).to(rows), through)
-            * own[:, None]
-        )
+        values = label_values(capture, model, layer).to(rows)
+        out.append(torch.einsum("bhpk,bhk,bp->bhp", values, through, own))
     return torch.stack(out, 1)
 
 
@@ -115,7 +109,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     """The paper's measure: by how much every head and block raises log p(true label) (v1 section
     3.1, appendix E).
 
-    One forward pass, and one walk over the vocabulary for many prompts.
+    One forward pass, and one walk over the vocabulary for all prompts.
 
     Args:
         norm: how the final norm is read, one of `unembed.NORMS`.
@@ -134,23 +128,12 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
 
     arrays = read_prompts("increases", model, encoded, (), read, tokens_at_once(model))
 
-    def walk(size: int) -> list[np.ndarray]:
-        each = []
-        for start in range(0, len(encoded), size):
-            x, z, ffn, scale, words = (
-                torch.from_numpy(array[start : start + size]).to(model.device)
-                for array in arrays.values()
-            )
-            x, z, ffn = (of.transpose(0, 1) for of in (x, z, ffn))
-            attention, ffn, heads = increases_along(model, x, z, ffn, scale, words, norm)
-            blocks = torch.stack([attention, ffn], -1)
-            each.append((heads.cpu().numpy(), blocks.cpu().numpy()))
-        return [np.concatenate(parts) for parts in zip(*each, strict=True)]
-
-    increase, of_blocks = in_memory(walk, PROMPTS_AT_ONCE)
-    return observations(
-        "paper", encoded, {"increase": increase, "block_increase": of_blocks}, kind=list(KINDS)
-    )
+    x, z, ffn, scale, words = (torch.from_numpy(of).to(model.device) for of in arrays.values())
+    x, z, ffn = (of.transpose(0, 1) for of in (x, z, ffn))
+    attention, ffn, heads = increases_along(model, x, z, ffn, scale, words, norm)
+    blocks = torch.stack([attention, ffn], -1)
+    increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}
+    return observations("paper", encoded, increase, kind=list(KINDS))
 
 
 def _increases(pipeline: Pipeline) -> Recipe:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 import xarray as xr
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.errors import NotTestable
 from twotowers.heads import Heads
 
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
@@ -54,48 +54,28 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
 
     A key holds its position, so both prompts of a pair have their labels at the same positions;
     other pairs are dropped (draw the texts with `blocks.texts_of_one_length`). Query pairs take a
-    query of the same length from the prompts of the other class of the same class pair; prompts
-    that no query fits have none.
-
-    Raises:
-        TwoTowersError: when no pair is left.
+    query from the prompts of the other class of the same class pair, the first of the blocks from
+    its own on, or else of those before it; prompts without such a query have none.
     """
-    pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
+    bases, sources, donors = [], [], donors_of(encoded)
+    for e in encoded:
+        prompt, shown = e.prompt, {d.text for d in e.prompt.demonstrations}
+        others = [
+            of.prompt
+            for of in encoded
+            if of.prompt.dataset == prompt.dataset
+            and of.prompt.cls != prompt.cls
+            and of.prompt.query not in shown
+        ]
+        if others:
+            of = next((of for of in others if of.block >= prompt.block), others[0])
+            bases.append(e)
+            sources.append(with_query(prompt, of.query, of.cls))
+    both = zip(bases, encode_all(sources, tokenizer), strict=True)
+    pairs = [Pair("query", base, source) for base, source in both]
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
-    alike = [pair for pair in pairs if pair.base.places == pair.source.places]
-    if not alike:
-        raise TwoTowersError(
-            "no two prompts have their labels at the same positions: draw texts of one length"
-        )
-    return alike
-
-
-def _query_pairs(encoded: Prompts, tokenizer) -> list[Pair]:
-    """Each prompt with the first query that fits, of the blocks after its own and then of those
-    before it."""
-    bases, sources = [], []
-    for e in encoded:
-        prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
-        fitting = [
-            other.prompt
-            for other in encoded
-            if other.prompt.dataset == prompt.dataset
-            and other.prompt.cls != prompt.cls
-            and other.prompt.query not in texts
-            and _query_length(other) == _query_length(e)
-        ]
-        if fitting:
-            other = min(fitting, key=lambda other: (other.block < prompt.block, other.block))
-            bases.append(e)
-            sources.append(with_query(prompt, other.query, other.cls))
-    return [
-        Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)
-    ]
-
-
-def _query_length(encoded: Encoded) -> int:
-    return encoded.query_span[1] - encoded.query_span[0]
+    return [pair for pair in pairs if pair.base.places == pair.source.places]
 
 
 @torch.inference_mode()

@@ -36,7 +36,7 @@ from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
-from towerlab.prompts.prompt import Prompt, Prompts
+from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
@@ -83,26 +83,24 @@ def label_reads(
     each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
     values = torch.from_numpy(each.pop("values"))
     if ranks:
-        both = np.stack(
-            [_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1
-        )
-        each["own_rank"], each["other_rank"] = np.moveaxis(both, -1, 0)
+        tokens = torch.tensor(  # (prompt, place, 2)
+            [[e.label_pair[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
+        ).to(model.device)
+        of_heads = [
+            unembed.rank(
+                values[:, i].flatten(0, 1).to(model.device),
+                tokens.flatten(0, 1),
+                model.unembedding,
+                through=model.output_weight(layer)[head],
+            )
+            for i, (layer, head) in enumerate(heads)
+        ]
+        both = torch.stack(of_heads, 1).int().cpu().unflatten(0, tokens.shape[:2]).transpose(1, 2)
+        each |= {"own_rank": both[..., 0].numpy(), "other_rank": both[..., 1].numpy()}
     arrays = {name: array if name in ANSWERS else (LISTED, array) for name, array in each.items()}
     return observations(
         "label_reads", encoded, arrays, **listed(heads), vocabulary=model.unembedding.vocabulary
     )
-
-
-def _ranks(model: Model, encoded: Prompts, values: Tensor, head: Head) -> np.ndarray:
-    """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt,
-    place, d_head) of a head."""
-    tokens = torch.tensor(
-        [[e.label_pair[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
-    )
-    weight = model.output_weight(head.layer)[head.head]
-    rows = values.flatten(0, 1).to(model.device), tokens.flatten(0, 1).to(model.device)
-    ranks = unembed.rank(*rows, model.unembedding, through=weight)
-    return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
 def query_and_keys(
@@ -208,8 +206,8 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
     n = len(encoded[0].label_positions)
     # Readings of all places, kind by kind, then that of the query.
-    for (i, e), place in product(enumerate(encoded), (*range(n), None)):
-        readings = slice(-1, None) if place is None else slice(place, -1, n)
+    for (i, e), place in product(enumerate(encoded), (*range(n), -1)):
+        readings = slice(-1, None) if place < 0 else slice(place, -1, n)
         codes = relations_of(e.prompt, place, class_words())
         # A label's token may be a piece of it.
         codes |= {lexicon.plain[of]: codes[label.casefold()] for label, of in e.label_ids.items()}
@@ -239,31 +237,29 @@ def carried_query(
     return query_key.query_in_input_space(model, layer, head, query, normed)
 
 
-def relations_of(
-    prompt: Prompt, place: int | None, words: Mapping[str, Iterable[str]]
-) -> dict[str, int]:
+def relations_of(prompt: Prompt, place: int, words: Mapping[str, Iterable[str]]) -> dict[str, int]:
     """How words relate to a demonstration, or to the query.
 
     What stands in the prompt says nothing of its class: words of other texts have no relation. A
     word of both classes is of its own.
 
     Args:
-        place: the demonstration's; None for the query.
+        place: the demonstration's; -1 for the query.
         words: class -> its words.
 
     Returns:
         Word (lower case) -> index of RELATIONS.
     """
-    parts = [(d.text, d.label, d.cls) for d in prompt.demonstrations] + [
-        (prompt.query, prompt.true_label, prompt.cls)
+    query = Demonstration(prompt.query, prompt.true_label, prompt.cls)
+    shown = [*prompt.demonstrations, query]
+    own = shown[place]
+    groups: list[tuple[str, Iterable[str]]] = [  # later ones win
+        *(("other class", words.get(d.cls, ())) for d in shown if d.cls != own.cls),
+        ("own class", words.get(own.cls, ())),
+        *(("none", content_words(d.text)) for d in shown),
+        ("own text", content_words(own.text)),
+        *(("own label" if w == own.label else "other label", [w]) for w in prompt.labels),
     ]
-    text, label, cls = parts[-1 if place is None else place]
-    groups: list[tuple[str, Iterable[str]]] = []  # later ones win
-    groups += [("other class", words.get(of, ())) for _, _, of in parts if of != cls]
-    groups += [("own class", words.get(cls, ()))]
-    groups += [("none", content_words(other)) for other, _, _ in parts]
-    groups += [("own text", content_words(text))]
-    groups += [("own label" if word == label else "other label", [word]) for word in prompt.labels]
     return {
         word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group
     }

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from towerlab.measure.observations import Tensors, answers_of, observations, pla
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_attention
-from towerlab.model.edits import UNCHANGED, Edit, answers, attend, feed
+from towerlab.model.edits import UNCHANGED, Edit, answers, attend, everywhere, feed
 from towerlab.model.label_attention import (
     Places,
     Weights,
@@ -61,15 +60,14 @@ ROUTES = {
 }
 
 
-def donated(
-    z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]
-) -> Make:
-    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts'
-    donors.
+def donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
+    """Heads of the prompts `index` feed to W_O what their donors feed in plain runs.
+
+    Args:
+        z: of the donor of every prompt.
+        index: numbers of some prompts.
     """
-    return partial(
-        feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
-    )
+    return partial(feed, z=dict(enumerate(z[index].unbind(1))))
 
 
 @torch.inference_mode()
@@ -118,38 +116,37 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
             last = LastPosition(model, batch)
         makes: list[Make] = [
             partial(attend, weights=weights),
-            *(donated(z, donors[contrast], index) for contrast in contrasts[1:]),
+            *(donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
         ]
         edits = [UNCHANGED, *(make([head]) for make in makes for head in every_head)]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = _differences(last, final)
+        # What each head alone changes in the final stream, all else as in the plain run.
+        final = last.capture.resid_final
+        sent = [message(last, make([at]), at[0])[:, 0] for make in makes for at in every_head]
+        direct = _differences(last, final + torch.stack([torch.zeros_like(final), *sent]))
         shape = len(makes), model.n_layers, model.n_heads
-        all_swapped = answers(
-            model, batch, [attend(every_head, weights, at) for at in swapped_positions(batch)]
-        )
+        swapped = [attend(every_head, weights, at) for at in swapped_positions(batch)]
+        all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        fits = [own.places == other.places for own, other in zip(batch, partners, strict=True)]
-        others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
+        both = zip(batch, partners, strict=True)
+        others = [other if other.places == e.places else e for e, other in both]
         theirs = _attention_differences(last, LastPosition(model, others), places)
-        theirs[~torch.tensor(fits)] = torch.nan
+        theirs[[e is other for e, other in zip(batch, others, strict=True)]] = torch.nan
         own = _attention_differences(last, last, places)
         return {
             "logit_difference": differences[0],
             "effect": _effects(differences, shape),
-            "direct_effect": _effects(_direct_differences(last, makes), shape),
-            "logit_difference_all_swapped": answers_of(batch, *all_swapped)["logit_difference"],
+            "direct_effect": _effects(direct, shape),
+            "logit_difference_all_swapped": all_swapped["logit_difference"],
             "attention_difference": torch.stack([own, theirs], 1),
         }
 
     arrays = read_batches("looks", encoded, 2048, run)
-    names = {
-        "query_of": list(QUERIES),
-        "contrast": list(contrasts),
-        "swapped_position": list(POSITIONS),
-    }
-    return observations("looks", encoded, arrays, **names)
+    names = {"query_of": QUERIES, "contrast": contrasts, "swapped_position": POSITIONS}
+    return observations("looks", encoded, arrays, **{dim: list(of) for dim, of in names.items()})
 
 
 @torch.inference_mode()
@@ -162,11 +159,11 @@ def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
             layers ("later queries", with the last position's own key and value), by MLPs, or by all
             of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
     """
-    z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
+    z = plain_z(model, encoded)[donors_of(encoded)[CONTRASTS[1]]]
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
-        make = donated(z, donors, index)
+        make = donated(z, index)
         every = [(make([head]), route) for route in ROUTES.values() for head in heads]
         # The first version is the plain run.
         final = routed(last, [(UNCHANGED, ROUTES["all"]), *every])
@@ -202,28 +199,14 @@ def _effects(
     return (differences[0] - differences[1:]).T.unflatten(1, shape)
 
 
-def _direct_differences(
-    last: LastPosition, makes: Sequence[Make]
-) -> Float[Tensor, "version batch"]:
-    """Return logit differences of the plain run, and under each head's message alone."""
-    final, every_head = last.capture.resid_final, range(last.model.n_heads)
-    each = [_differences(last, final[None])]
-    for make, layer in product(makes, range(last.model.n_layers)):
-        alone = [final + message(last, make([(layer, head)]), layer)[:, 0] for head in every_head]
-        each.append(_differences(last, torch.stack(alone)))
-    return torch.cat(each)
-
-
 def swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     """Which positions each of POSITIONS names."""
-    at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
-    for row, e in enumerate(batch):
-        start, stop = e.query_span
-        for which, positions in enumerate(
-            (-1, slice(start, stop), slice(start, None), slice(None))
-        ):
-            at[which, row, positions] = True
-    return at
+    every = everywhere(batch)
+    position = torch.arange(every.shape[1])
+    start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]
+    from_query = position >= start
+    is_last = every & (position == batch[0].last)
+    return torch.stack([is_last, from_query & (position < stop), from_query, every])
 
 
 def _looks(pipeline: Pipeline) -> xr.Dataset:

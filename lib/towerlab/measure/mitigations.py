@@ -18,14 +18,16 @@ orders need no run of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, Heads
+from twotowers.heads import Head, Heads, named
 
 from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
@@ -40,11 +42,8 @@ from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
 
-REMEDIES = ("none", "remedy")
 A_C = 0.03
 SHARE = (0.5, 0.5)
-RECORD = {"weights", "values", "streams"}
-"""What the remedies need of a capture"""
 
 
 @torch.inference_mode()
@@ -69,44 +68,38 @@ def remedied(
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
 
     def run(_, batch: Prompts) -> Tensors:
-        last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
+        last = LastPosition(model, batch, {"weights", "values", "streams"})
+        plain, seen = last.capture, [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
-            shortcuts = torch.stack(
-                [minority_shortcut(last.capture, model, heads) for heads in each]
-            )
-            answered = last.answers_of(last.capture.resid_final + A_C * shortcuts)
+            shortcuts = [minority_shortcut(plain, model, heads) for heads in each]
+            answered = last.answers_of(plain.resid_final + A_C * torch.stack(shortcuts))
         else:
-            answered = last.answers(
-                [recency_shortcut(model, *of, last.capture) for of in zip(each, seen, strict=True)]
-            )
+            pairs = zip(each, seen, strict=True)
+            answered = last.answers([recency_shortcut(model, *of, plain) for of in pairs])
         both = (
             torch.stack([one.expand_as(of), of])
             for one, of in zip(last.plain_answer(), answered, strict=True)
         )
-        weights = torch.stack([last.capture.weights[layer][:, head] for layer, head in set_of])
-        with_remedy = [
-            seen[i].get(head, own).to(own)
-            for (head, i), own in zip(set_of.items(), weights, strict=True)
-        ]
-        attention = torch.stack([weights, torch.stack(with_remedy)]) * (places_of(batch) > 0).to(
-            weights
-        )
-        return answers_of(batch, *both) | {
-            "attention_true": attention.sum(-1).float().movedim(-1, 0)
-        }
+        weights = []
+        for head, i in set_of.items():
+            own = plain.weights[head.layer][:, head.head]
+            weights.append(torch.stack([own, seen[i].get(head, own).to(own)]))
+        on_true = torch.stack(weights, 1) * (places_of(batch) > 0).to(weights[0])
+        return answers_of(batch, *both) | {"attention_true": on_true.sum(-1).float().movedim(-1, 0)}
 
-    def read(name: str, changed: Prompts) -> dict[str, np.ndarray]:
-        return read_batches(f"remedies, {name}", changed, 2048, run)
-
-    arrays = in_changes(model, encoded, changes, read)
-    attention = ("prompt", "change", "remedy", "named_head"), arrays.pop("attention_true")
-    names = {
-        "change": list(changes),
-        "remedy": list(REMEDIES),
-        "head_set": list(sets),
-        "named_head": [*map(str, set_of)],
-    }
-    return observations("mitigations", encoded, {"attention_true": attention, **arrays}, **names)
+    read = partial(read_batches, "remedies", max_tokens=2048, run=run)
+    arrays: dict[str, Any] = in_changes(model, encoded, changes, read)
+    dims = "prompt", "change", "remedy", "named_head"
+    arrays["attention_true"] = dims, arrays["attention_true"]
+    return observations(
+        "mitigations",
+        encoded,
+        arrays,
+        change=list(changes),
+        remedy=["none", "remedy"],
+        head_set=list(sets),
+        named_head=named(set_of),
+    )
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
@@ -120,10 +113,8 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
         >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
         ('bar', 2.0)
     """
-    counts = {
-        label: sum(d.label == label for d in prompt.demonstrations) for label in prompt.labels
-    }
-    few, many = sorted(counts, key=counts.__getitem__)
+    counts = Counter(d.label for d in prompt.demonstrations)
+    few, many = sorted(prompt.labels, key=counts.__getitem__)
     if counts[few] in (0, counts[many]):
         return None, 1.0
     return few, counts[many] / counts[few]
@@ -150,42 +141,16 @@ def minority_shortcut(
     return total
 
 
-def without_position(
-    model: Model,
-    layer: int,
-    x: Float[Tensor, "batch position d_model"],
-    position_part: Float[Tensor, "batch position d_model"] | None = None,
-) -> tuple[
-    Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]
-]:
-    """Queries and keys without the position's influence; their products are in nats.
-
-    Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they
-    turn). Learned positions: the position embedding is taken out of the inputs of W_Q and W_K; the
-    norm between is linear once its scale is frozen at x, so they get `norm(x) - gamma *
-    centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
-    architecture.
-
-    Args:
-        x: the layer's input.
-        position_part: the position embedding, where it is learned.
-    """
-    inputs = query_key.normed(model, layer, x)
-    if position_part is not None:
-        norm = model.part(layer, "attention_norm")
-        inputs = inputs - model.frozen_norm(norm, x, position_part).to(inputs.dtype)
-    place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-    query, key = (
-        query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), place)
-        for of in (query_key.queries, query_key.keys)
-    )
-    return query, key
-
-
 def recency_shortcut(
     model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
 ) -> Edit:
     """The recency shortcut in some heads; later layers run on from there.
+
+    Queries and keys without the position's influence: in rotary models as if all tokens stood at
+    one place (LongRoPE and YaRN still lengthen what they turn). Learned positions: the position
+    embedding is taken out of the inputs of W_Q and W_K; the norm between is linear once its scale
+    is frozen at x, so they get `norm(x) - gamma * centre(position embedding) / s(x)`. What earlier
+    layers made of the position stays in x, in every architecture.
 
     Args:
         seen: is given the weights that take the place of each head's own.
@@ -200,10 +165,16 @@ def recency_shortcut(
         layer: int, in_layer: list[int], state: LayerState
     ) -> Float[Tensor, "batch head 1 d_head"]:
         x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
-        free_query, free_key = without_position(
-            model, layer, x, None if part is None else part.to(x)
+        inputs = query_key.normed(model, layer, x)
+        if part is not None:
+            norm = model.part(layer, "attention_norm")
+            inputs = inputs - model.frozen_norm(norm, x, part.to(x)).to(inputs.dtype)
+        place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+        query, key = (
+            query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), place)
+            for of in (query_key.queries, query_key.keys)
         )
-        free = state.attention._replace(query=free_query, key=free_key, scaling=1.0).last()
+        free = state.attention._replace(query=query, key=key, scaling=1.0).last()
         own = state.attention.of(in_layer)
         weights = SHARE[0] * own.weights() + SHARE[1] * free.of(in_layer).weights()
         seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})

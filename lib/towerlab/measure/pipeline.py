@@ -14,11 +14,11 @@ identity is made again. torch is loaded when something is measured.
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import platform
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -109,7 +109,7 @@ class Design:
     context: int
     """tokens that the model can read"""
     answers: Callable[[], xr.Dataset]
-    """gives the answers in every template, from which one is chosen unless the settings have it"""
+    """gives the answers in every template that the settings leave open, from which one is chosen"""
 
     @cached_property
     def class_pairs(self) -> tuple[str, ...]:
@@ -164,13 +164,7 @@ class Design:
     def template(self) -> Form:
         """The template of the settings, or the best-learned one of the grid."""
         k, separator = self.settings.k, self.settings.separator
-        if k and separator:
-            return Form(k, separator)
-        grid = self.answers()
-        keep = (grid["k"] == (k or grid["k"])) & (
-            grid["separator"] == (separator or grid["separator"])
-        )
-        return head_selection.form(grid.isel(prompt=keep.values))
+        return Form(k, separator) if k and separator else head_selection.form(self.answers())
 
     def blocks(self, n: int, seed: int, template: Form | None = None, **of: Any) -> list[Prompt]:
         """Return n blocks of all class pairs, label pairs and texts, or of those in `of`."""
@@ -277,19 +271,16 @@ class Pipeline:
         If it has no meaning for the model, it has no variables, and its attribute NOT_TESTABLE says
         why.
         """
-        path, data = self.path(name), self._saved(name)
-        if data is not None and AGAIN not in data.attrs:
-            return data
-        needs = [self.measured(need).attrs for need in catalogue.row_of(name).needs]
+        path = self.path(name)
+        with suppress(files.OtherForm):  # other code wrote it
+            if path.is_file():
+                data = files.load(path)
+                if data.attrs["identity"] == self.identity(name) and AGAIN not in data.attrs:
+                    return data
+        needs = [self.measured(need) for need in catalogue.row_of(name).needs]
+        missing = [need for need in needs if NOT_TESTABLE in need.attrs]
         start = time.monotonic()
-        try:
-            for need in needs:
-                if NOT_TESTABLE in need:
-                    raise (Unavailable if AGAIN in need else NotTestable)(need[NOT_TESTABLE])
-            data = self.made(name)
-        except NotTestable as error:
-            again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
-            data = xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
+        data = missing[0] if missing else self.made(name)
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             data = data.drop_vars(OPTIONAL, errors="ignore")
@@ -301,20 +292,14 @@ class Pipeline:
         say(f"{self.name}: {name} {result}")
         return files.load(path)
 
-    def _saved(self, name: str) -> xr.Dataset | None:
-        """Return a measurement from its file, None if the file is missing, or has another form or
-        identity."""
-        path = self.path(name)
-        try:
-            data = files.load(path) if path.is_file() else None
-        except files.OtherForm:  # other code wrote it
-            return None
-        return data if data is not None and data.attrs["identity"] == self.identity(name) else None
-
     def made(self, name: str) -> xr.Dataset:
-        """Return a measurement, made anew."""
-        result = recipe_of(name)(self)
-        return self.make(name, result) if isinstance(result, Recipe) else result
+        """Return a measurement, made anew; one without variables if it has no meaning."""
+        try:
+            result = recipe_of(name)(self)
+            return self.make(name, result) if isinstance(result, Recipe) else result
+        except NotTestable as error:
+            again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
+            return xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
 
     def make(self, name: str, recipe: Recipe) -> xr.Dataset:
         """Return the result of a recipe, or of one of its stages.
@@ -322,25 +307,24 @@ class Pipeline:
         It is made part by part. A finished part is kept until the measurement is saved, so an
         interrupted measurement goes on after its last part, with equal numbers.
         """
-        identity, size, parts = self.identity(name), self.part_size(name), []
-        sets = () if recipe.sets is None else (recipe.all_sets,)
-        n, bar = math.ceil(len(recipe.items) / size), progress(f"{name}, all", len(recipe.items))
-        for number in range(n):
-            file = f".{name}.{recipe.stage or recipe.measure.__name__}.{number}-{size}.part"
-            path = self.path(name).with_name(file)
-            try:
-                data = files.read(path)
-            except TwoTowersError:  # missing, or of a process that was killed
-                data = None
-            if data is None or data.attrs.get("identity") != identity:
-                items = recipe.items[number * size : (number + 1) * size]
-                data = recipe.measure(self.model, items, *sets, *recipe.arguments)
-                if n > 1:
-                    write(data.assign_attrs(identity=identity), path)
+        identity, size, n = self.identity(name), self.part_size(name), len(recipe.items)
+        stage, parts = recipe.stage or recipe.measure.__name__, []
+        sets = [recipe.all_sets] if recipe.sets else []
+        with progress(f"{name}, all", n) as bar:
+            for start in range(0, n, size):
+                path = self.path(name).with_name(f".{name}.{stage}.{start}+{size}.part")
+                try:
                     data = files.read(path)
-            parts.append(data.drop_attrs(deep=False))
-            bar.update(size)
-        bar.close()
+                except TwoTowersError:  # missing, or of a process that was killed
+                    data = xr.Dataset()
+                if data.attrs.get("identity") != identity:
+                    some = recipe.items[start : start + size]
+                    data = recipe.measure(self.model, some, *sets, *recipe.arguments)
+                    if n > size:
+                        write(data.assign_attrs(identity=identity), path)
+                        data = files.read(path)
+                parts.append(data.drop_attrs(deep=False))
+                bar.update(size)
         return recipe.with_matched_sets(joined(parts))
 
     def part_size(self, name: str) -> int:
@@ -358,8 +342,8 @@ class Pipeline:
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
             "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,
             "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
-            "machine": ", ".join([f"{platform.system()} {platform.machine()}",
-                                  f"{os.cpu_count()} cores", self.settings.device]),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
+                       f"{self.settings.device}",
             "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
             "labels_left_out": "" if of_paper else ", ".join(self.design.unsayable),
             "licence": "MIT",

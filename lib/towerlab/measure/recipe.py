@@ -18,6 +18,8 @@ from typing import Any
 
 import xarray as xr
 
+RANDOM = ", random "
+"""Between the name of a set and the number of a random one that is matched to it"""
 Sets = Mapping[str, Any]
 """Name -> heads, or what else `measure` tells apart along the dimension `head_set`"""
 
@@ -30,7 +32,7 @@ class Recipe:
     items: Sequence[Any]
     """prompts in whole blocks; the numbers of a block depend on no other block"""
     arguments: tuple = ()
-    sets: Sets | None = None
+    sets: Sets = field(default_factory=dict)
     control: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """set -> random sets matched to it, as many for each"""
     drawn: str = "random sets"
@@ -42,26 +44,23 @@ class Recipe:
     def all_sets(self) -> Sets:
         """The named sets, then the random ones."""
         random = {
-            f"{name}, random {i}": one
+            f"{name}{RANDOM}{i}": one
             for name, draws in self.control.items()
             for i, one in enumerate(draws)
         }
-        return {**(self.sets or {}), **random}
+        return {**self.sets, **random}
 
     def with_matched_sets(self, data: xr.Dataset) -> xr.Dataset:
         """Return a dataset with the coordinates `matched_set` and `control`."""
-        if self.sets is None:
+        if not self.sets:
             return data
-        random = [name for name, draws in self.control.items() for _ in draws]
-        matched = [""] * (data.sizes["head_set"] - len(random)) + random
+        matched = [name.rpartition(RANDOM)[0] for name in data["head_set"].values]
         data = data.assign_coords(matched_set=("head_set", matched))
-        return data.assign_coords(control=self.drawn) if random else data
+        return data.assign_coords(control=self.drawn) if self.control else data
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:
     """Return several datasets as one, such as those of several sets of prompts."""
-    if len(parts) == 1:
-        return parts[0]
     return xr.concat(
         parts, along, data_vars="minimal", coords="minimal", compat="override", join="override"
     )

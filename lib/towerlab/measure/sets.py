@@ -19,7 +19,7 @@ DRAWS, AT_LAST = 20, 100
 """Random sets beside one that runs at all positions, and beside one that runs at the last position
 only, which costs less. A file says how many it holds. Sets are drawn one after the other,
 so one with fewer is shorter and not stale: each row of evidence prints how many it rests on."""
-BY_ATTENTION, OTHER_HALVES = "by attention", "other halves"
+BY_ATTENTION = "by attention"
 
 
 def random_sets(
@@ -40,20 +40,16 @@ def random_sets(
 
 def other_halves(
     pipeline: Pipeline, name: str, encoded: Prompts
-) -> list[tuple[list[int], dict[str, list[Head]]]]:
-    """The sets of the entry "NAME, other halves": other class pairs and label pairs choose them.
-
-    Returns:
-        For each split the numbers of its prompts and their set; nothing if the selection prompts of
-            a split name no heads.
-    """
+) -> list[tuple[list[Encoded], list[Head]]]:
+    """Return the prompts of each split, and the heads that other class pairs and label pairs choose
+    for them; nothing if the selection prompts of a split name no heads."""
     locating = of_labels(pipeline.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
     for chooses, judges in head_selection.turns(locating, prompts):
         heads = head_selection.head_sets(chooses, pipeline.settings.top_k)[name]
-        splits.append((judges["at"].values.tolist(), {f"{name}, {OTHER_HALVES}": heads}))
-    return splits if all(heads for _, sets in splits for heads in sets.values()) else []
+        splits.append(([encoded[i] for i in judges["at"].values], heads))
+    return splits if all(heads for _, heads in splits) else []
 
 
 def by_increase(pipeline: Pipeline, k: int) -> list[Head]:

@@ -22,8 +22,6 @@ from itertools import product
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
-from torch import Tensor
 from twotowers import head_selection
 from twotowers.heads import Head, Heads
 
@@ -47,7 +45,7 @@ from towerlab.measure.sets import (
 )
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
-from towerlab.model.edits import steer
+from towerlab.model.edits import Edit, steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -79,26 +77,29 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
         d_head)."""
-        last, labels = zip(
-            *(query_and_keys(model, capture, layer) for layer in range(model.n_layers)), strict=True
-        )
+        layers = [query_and_keys(model, capture, layer) for layer in range(model.n_layers)]
+        last, labels = zip(*layers, strict=True)
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
-    asked = [e.prompt.cls for e in encoded]
-    shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
-    names, variables = sorted({e.prompt.dataset for e in encoded}), {}
-    for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
-        of_classes = [
-            [
-                vectors[name][np.array(classes) == cls].mean(0, dtype=float)
-                for cls in pair.split("/")
-            ]
-            for pair in names
-        ]
-        differences = np.array([first - second for first, second in of_classes])
-        variables[name] = (("pair", "layer", head, "d_head"), differences)
-    return xr.Dataset(variables, {"pair": names})
+    classes = {
+        "query": np.array([e.prompt.cls for e in encoded]),
+        "keys": np.array([[d.cls for d in e.prompt.demonstrations] for e in encoded]),
+    }
+
+    def difference(name: str, pair: str) -> np.ndarray:
+        first, second = (
+            vectors[name][classes[name] == cls].mean(0, dtype=float) for cls in pair.split("/")
+        )
+        return first - second
+
+    pairs = sorted({e.prompt.dataset for e in encoded})
+    query, keys = ([difference(name, pair) for pair in pairs] for name in classes)
+    variables = {
+        "query": (("pair", "layer", "head", "d_head"), query),
+        "keys": (("pair", "layer", "kv_head", "d_head"), keys),
+    }
+    return xr.Dataset(variables, {"pair": pairs})
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -112,14 +113,15 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
     return directions.map(random)
 
 
-def at_positions(
-    model: Model, batch: Prompts, directions: xr.Dataset, layers: Sequence[int]
-) -> tuple[
-    dict[int, Float[Tensor, "batch head d_head"]],
-    dict[int, Float[Tensor, "batch kv_head label d_head"]],
-]:
-    """What a coefficient of 1 adds to the query of each prompt's last position, and to the keys at
-    its labels.
+def steering(
+    model: Model,
+    batch: Prompts,
+    heads: Heads,
+    directions: xr.Dataset,
+    coefficients: Sequence[float],
+) -> list[Edit]:
+    """Return edits that move the query of the last position, and the keys at labels, of some heads:
+    one for each pair of coefficients, that of the query first.
 
     With u the mean query of the pair's first class minus that of the second, and v the same of
     keys, u is added to the query, so a positive coefficient is towards the first class. v is added
@@ -130,28 +132,32 @@ def at_positions(
 
     Args:
         directions: of `class_directions`.
-
-    Returns:
-        Layer -> vectors of queries, and layer -> vectors of keys; both after rotation.
     """
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
     last = torch.tensor(batch[0].last, device=model.device)
-    at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
+    at = torch.tensor([e.label_positions for e in batch], device=model.device)
     first = [
         [d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch
     ]
     sign = torch.where(torch.tensor(first), 1, -1).to(at)[:, None, :, None]
     queries, keys = {}, {}
-    for layer in layers:
+    for layer in {layer for layer, _ in heads}:
         query, key = (
             torch.from_numpy(of_prompt[name].isel(layer=layer).values).to(model.device, dtype)
             for name in ("query", "keys")
         )
-        key = key[:, :, None] * sign
-        queries[layer] = query_key.rotated(model, layer, query, last.expand(query.shape[:-1]))
-        keys[layer] = query_key.rotated(model, layer, key, at.expand(key.shape[:-1]))
-    return queries, keys
+        queries[layer] = query_key.rotated(model, layer, query, last)
+        keys[layer] = query_key.rotated(model, layer, key[:, :, None] * sign, at[:, None])
+    return [
+        steer(
+            heads,
+            {layer: by_query * x for layer, x in queries.items()},
+            {layer: by_keys * x for layer, x in keys.items()},
+            at,
+        )
+        for by_query, by_keys in product(coefficients, repeat=2)
+    ]
 
 
 @torch.inference_mode()
@@ -178,20 +184,11 @@ def tower_grid(
     Returns:
         Answers over (head_set, query_coefficient, key_coefficient, prompt).
     """
-    layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     shape = len(moved), len(coefficients), len(coefficients)
 
     def run(_, batch: Prompts) -> Tensors:
-        at = torch.tensor([e.label_positions for e in batch])
-        vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
-        edits = []
-        for heads, of in moved.values():
-            for by_query, by_keys in product(coefficients, repeat=2):
-                query, keys = vectors[id(of)]
-                query = {layer: by_query * x for layer, x in query.items()}
-                keys = {layer: by_keys * x for layer, x in keys.items()}
-                edits.append(steer(heads, query, keys, at))
-        answered = LastPosition(model, batch).answers(edits)
+        each = (steering(model, batch, *of, coefficients) for of in moved.values())
+        answered = LastPosition(model, batch).answers([edit for edits in each for edit in edits])
         return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
 
     arrays = read_batches("towers moved", encoded, 2048, run)
@@ -212,32 +209,27 @@ def directions_of(pipeline: Pipeline) -> xr.Dataset:
     return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
 
 
-def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[int], Moved]]:
+def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encoded], Moved]]:
     """Heads by attention, moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half,
     each from as many blocks as one of `directions_of`, on average.
 
     Returns:
-        For each half the numbers of its prompts, and what is moved; nothing where there are no such
-            heads, or where a half lacks one of the classes.
+        The prompts of each half, and what is moved; nothing where there are no such heads, or where
+            a half lacks one of the classes.
     """
     first = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
-    directing = _directing(pipeline.design, 2 * BLOCKS)
-    halves: list[tuple[list[int], Moved]] = []
+    directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
+    halves: list[tuple[list[Encoded], Moved]] = []
     for half in (True, False):
-        at, others = (
-            [i for i, e in enumerate(of) if (frozenset(e.prompt.labels) in first) == side]
-            for of, side in ((encoded, half), (directing, not half))
-        )
-        pairs = {encoded[i].prompt.dataset for i in at}
-        theirs = [directing[i] for i in others if directing[i].prompt.dataset in pairs]
-        asked = {(e.prompt.dataset, e.prompt.cls) for e in theirs}
-        heads = pipeline.head_sets[BY_ATTENTION]
-        if not heads or not at or len(asked) < 2 * len(pairs):
+        own = [e for e in encoded if (frozenset(e.prompt.labels) in first) == half]
+        classes = {cls for e in own for cls in e.prompt.dataset.split("/")}
+        others = [e for e in directing if (frozenset(e.prompt.labels) in first) != half]
+        others = [e for e in others if e.prompt.cls in classes]
+        if not heads or not own or classes != {e.prompt.cls for e in others}:
             return []
-        directions = class_directions(pipeline.model, theirs)
-        halves.append((at, along(directions, {OTHER_LABELS: heads})))
+        halves.append((own, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
     return halves
 
 
@@ -253,25 +245,30 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     These are heads that other class pairs and label pairs choose, those without negative heads,
     those by increase, and those by attention along directions from prompts with other labels.
     """
-    name, k, directions = "tower_grid", pipeline.settings.top_k, directions_of(pipeline)
+    k, directions = pipeline.settings.top_k, directions_of(pipeline)
     encoded = pipeline.design.intervention()
-    sets = {BY_ATTENTION: pipeline.head_sets[BY_ATTENTION], "by increase": by_increase(pipeline, k)}
-    sets["without negative heads"] = without_negative(pipeline.measured("locating"), k)
-    moved = along(directions, present(sets))
-    data = [pipeline.make(name, Recipe(tower_grid, encoded, (COEFFICIENTS,), moved))]
-    halves = other_halves(pipeline, BY_ATTENTION, encoded)
-    # Each prompt is measured once in either of these: with what other prompts choose.
-    for splits in (
-        [(at, along(directions, heads)) for at, heads in halves],
+    sets = {
+        BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
+        "by increase": by_increase(pipeline, k),
+        "without negative heads": without_negative(pipeline.measured("locating"), k),
+    }
+    # Each prompt is measured once in each of these: in the last two with what other prompts choose.
+    measured_in = (
+        [(encoded, along(directions, present(sets)))],
+        [
+            (some, along(directions, {f"{BY_ATTENTION}, other halves": heads}))
+            for some, heads in other_halves(pipeline, BY_ATTENTION, encoded)
+        ],
         other_labels(pipeline, encoded),
-    ):
+    )
+    data = []
+    for i, splits in enumerate(measured_in):
         parts = []
-        for number, (at, moved) in enumerate(splits):
-            some, stage = [encoded[i] for i in at], f"{min(moved)} {number}"
-            recipe = Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=stage)
-            parts.append(pipeline.make(name, recipe).assign_coords(at=("prompt", at)))
+        for j, (some, moved) in enumerate(splits):
+            recipe = Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=f"{i} {j}")
+            parts.append(pipeline.make("tower_grid", recipe))
         if parts:
-            data.append(joined(parts).sortby("at").drop_vars("at"))
+            data.append(joined(parts).sortby("block"))
     return joined(data, "head_set")
 
 
