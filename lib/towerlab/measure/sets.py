@@ -13,7 +13,7 @@ from twotowers.pages import QUICK
 
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
-from towerlab.prompts.prompt import Prompts
+from towerlab.prompts.prompt import Encoded, Prompts
 
 DRAWS, AT_LAST = 20, 100
 """Random sets beside one that runs at all positions, and beside one that runs at the last position
