@@ -84,7 +84,10 @@ class Claim(Statement):
     null: float
     smallest: Optional
     unit: Literal["nats", "share", "words of ten"]
-    heads: Literal["", "located", "by writing", "by attention", "by increase", "paper's twelve"]
+    heads: Literal[
+        "", "located", "by writing", "by attention", "by increase", "paper's twelve",
+        "1% of the heads",
+    ]  # fmt: skip
     control: Literal["random sets", "random sets and directions", "none"]
     rule: Text
     seen: Text

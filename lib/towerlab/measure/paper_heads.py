@@ -96,7 +96,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
     return observations("paper_ablations", encoded, arrays, **names)
 
 
-def _prompts(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
+def choosing_and_judging(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
     """Prompts of the sets that the measurement "paper" has, foo true: those that choose heads, and
     those that judge them."""
     sets = pipeline.measured("paper")["word_set"].values.tolist()
@@ -106,12 +106,29 @@ def _prompts(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
     return [e for e in encoded if e.prompt.block < n], judging or encoded
 
 
-def _with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
+def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
     """The first prompts of each set, `most` at most, and the same with the labels exchanged, so
     that bar is true."""
     first = min(e.prompt.block for e in encoded)
     some = [e for e in encoded if e.prompt.block < first + most]
     return [*some, *design.encode([exchanged_labels(e.prompt) for e in some])]
+
+
+def mean_increases(
+    pipeline: Pipeline, name: str, choosing: Prompts
+) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return mean increases (layer, head) with foo and with bar true, over prompts that choose.
+
+    Args:
+        pipeline: Any pipeline.
+        name: The measurement in which this is a stage.
+        choosing: Prompts with foo true, which the measurement "paper" has.
+    """
+    foo = pipeline.measured("paper")["increase"]
+    chosen_on = foo["block"].isin([e.prompt.block for e in choosing]).values
+    exchanged = pipeline.design.encode([exchanged_labels(e.prompt) for e in choosing])
+    bar = pipeline.make(name, Recipe(increases, exchanged))["increase"]
+    return foo.isel(prompt=chosen_on).mean("prompt"), bar.mean("prompt")
 
 
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
@@ -120,19 +137,14 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
-    choosing, judging = _prompts(pipeline)
-    exchanged = design.encode([exchanged_labels(e.prompt) for e in choosing])
-    tried = _with_exchanged(design, choosing, ALONE)
+    choosing, judging = choosing_and_judging(pipeline)
+    tried = with_exchanged(design, choosing, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    foo = pipeline.measured("paper")["increase"]
-    chosen_on = foo["block"].isin([e.prompt.block for e in choosing])
-    foo = foo.isel(prompt=chosen_on.values).mean("prompt")
-    bar = pipeline.make(name, Recipe(increases, exchanged))["increase"].mean("prompt")
     singles = pipeline.make(name, Recipe(single_ablations, tried, ("all", middle)))
     lost = singles["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(foo, bar, lost)
+    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, choosing), lost)
 
-    judges = _with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
+    judges = with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
     zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, random))
@@ -153,7 +165,7 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     in six orders, without and with."""
     name, design = "paper_remedies", pipeline.design
     most = min(MITIGATE, design.n_prompts // 3 or 1)
-    judges = _with_exchanged(design, _prompts(pipeline)[1], most)
+    judges = with_exchanged(design, choosing_and_judging(pipeline)[1], most)
     heads = pipeline.measured("paper_ablations")["named_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
     random = random_sets(pipeline, sets, DRAWS)

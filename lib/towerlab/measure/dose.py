@@ -1,0 +1,62 @@
+"""What the model answers with more and more heads zeroed, on the paper's own sets. Chapter 6.
+
+The EMNLP version intervenes on 1% of the heads. Here the first 1, 3, 6 and 12 heads of a ranking
+are zeroed at all positions (its table 3). The rankings are those of `paper_heads.twelve`, from the
+prompts that choose there; other prompts judge.
+
+    >>> one_percent(270), one_percent(32)
+    (3, 1)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+
+from towerlab.measure.ablations import ablations
+from towerlab.measure.observations import with_dims
+from towerlab.measure.paper_heads import choosing_and_judging, mean_increases, with_exchanged
+from towerlab.measure.pipeline import Pipeline
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import DRAWS, random_sets
+
+DOSES = (1, 3, 6, 12)
+"""Numbers of heads that are zeroed together"""
+PROMPTS = 8
+"""Prompts of each set and true label that judge: 64 in all"""
+IN_TURN, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
+
+
+def one_percent(n_heads: int) -> int:
+    """Return 1% of so many heads, rounded, and at least one."""
+    return max(1, round(n_heads / 100))
+
+
+def _dose(pipeline: Pipeline) -> xr.Dataset:
+    """The first 1, 3, 6 and 12 heads of three rankings zeroed, and random sets of as many heads in
+    the same layers as those of both rankings in turn."""
+    design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
+    choosing, judging = choosing_and_judging(pipeline)
+    increase = sum(mean_increases(pipeline, "dose", choosing)) / 2
+    most = max(DOSES)
+    by_increase, by_ablation = (head_selection.top(of, most, least=-np.inf) for of in (increase, lost))
+    rankings = {
+        IN_TURN: head_selection.union(by_increase, by_ablation, most),
+        BY_INCREASE: by_increase,
+        BY_ABLATION: by_ablation,
+    }
+    sets = {f"{n} {name}": heads[:n] for name, heads in rankings.items() for n in DOSES}
+    random = {}
+    for n in DOSES:
+        name = f"{n} {IN_TURN}"
+        try:
+            random |= random_sets(pipeline, {name: sets[name]}, DRAWS)
+        except NotTestable:  # too few other heads are left
+            break
+    judges = with_exchanged(design, judging, min(PROMPTS, design.n_prompts // 2 or 1))
+    data = pipeline.make("dose", Recipe(ablations, judges, (), sets, random))
+    names = [[str(head) for head in heads] for heads in rankings.values()]
+    lists = xr.Dataset(with_dims("dose", {"ranked_head": names}))
+    return data.merge(lists.assign_coords(ranking=list(rankings), rank=range(1, most + 1)))
