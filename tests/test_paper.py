@@ -9,13 +9,14 @@ import xarray as xr
 from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
-from towerlab.measure.case import WEIGHTS, case
+from towerlab.measure.case import WEIGHTS, case, label_increases
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.paper import (
     encoded_sets,
     in_context_heads,
+    listed_first,
     random_partners,
     summed_up,
     with_readings,
@@ -164,10 +165,8 @@ def test_the_case_by_hand(model, words, monkeypatch):
     for name, (layer, head) in zip(data["named_head"].values, heads, strict=True):
         for place, at in enumerate(encoded.label_positions):
             value, own = slow.value_output(layer, head, at), slow.attentions[layer][head, at]
-            for array, weight in (
-                (data["place_increase"], own),
-                (data["swept_increase"].isel(weight=13), WEIGHTS[13]),
-            ):
+            swept = data["swept_increase"].isel(weight=13).rename(swept_head="named_head")
+            for array, weight in ((data["place_increase"], own), (swept, WEIGHTS[13])):
                 with_it, without = (
                     log_prob(
                         model, slow.resid_pre[layer] + v, encoded.true_id, "frozen", slow.scale
@@ -178,6 +177,9 @@ def test_the_case_by_hand(model, words, monkeypatch):
                     float(with_it - without), abs=1e-9
                 )
     np.testing.assert_allclose(data["swept_increase"].isel(weight=0), 0, **FLOAT64)
+    several = label_increases(model, [encoded, encoded], heads)
+    for name in ("attention", "place_increase"):
+        np.testing.assert_allclose(several[name][1], data[name], **FLOAT64)
 
 
 def test_models_of_odd_sizes_have_lists():
@@ -187,6 +189,9 @@ def test_models_of_odd_sizes_have_lists():
     one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)), "a/b")
     assert len(one_layer) == 4  # whatever their sign, and no more than there are
     assert random_partners(one_layer, 1, 4) == [None] * 4
+    small = many.isel(layer=slice(4), head=slice(8))
+    every = listed_first(small, "a/b")
+    assert every[:5] == in_context_heads(small, "a/b") and len({*every}) == len(every) == 32
     # none left in its layer: the nearest
     assert random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1
 

@@ -98,8 +98,10 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
         "paper_changes",
         "paper_ablations",
         "paper_remedies",
+        "dose",
         "case",
         "parts",
+        "label_increases",
     ]
     assert same == ["forms", "locating", "norms", "singles", "demonstrations", *of_the_papers_sets]
     for name in same:

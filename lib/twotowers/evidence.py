@@ -362,7 +362,8 @@ def in_lists(
     if by_prompt is not None:
         of_list = by_prompt.sel(named_head=named(parsed)).rename(named_head="listed_head")
         by_prompt = statistic(resample(of_list))
-    return value, statistic(_in_sets(every, lists)), by_prompt
+    random = statistic(_in_sets(every, lists)) if lists else xr.DataArray([], dims="random_set")
+    return value, random, by_prompt
 
 
 def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
@@ -388,7 +389,7 @@ def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
         map(Head.parse, values.named_head.values), names=["layer", "head"]
     )
     coords = xr.Coordinates.from_pandas_multiindex(at, "named_head")
-    size = {name: range(data.sizes[name]) for name in ("layer", "head")}
+    size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
     grid = values.drop_vars("named_head").assign_coords(coords)
     return grid.unstack("named_head").reindex(size)
 

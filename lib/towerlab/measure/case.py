@@ -20,20 +20,25 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from twotowers.errors import NotTestable
 from twotowers.heads import Head, named
 
 from towerlab.measure.heads import at_labels, increases
 from towerlab.measure.label_reads import top_tokens
 from towerlab.measure.observations import Tensors, observations, read_prompts
-from towerlab.measure.paper import case_of
+from towerlab.measure.paper import case_of, encoded_sets, listed_first
 from towerlab.measure.pipeline import Pipeline
+from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, widen
+from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import Encoded
 
 WEIGHTS = np.linspace(0, 1, 21)
 NEURONS, CANDIDATES = 20, 200
+SWEPT, PROMPTS = 3, 20
+"""Heads whose attention is varied, and prompts on which it is set against increase"""
 
 
 def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
@@ -46,34 +51,63 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         `attention`, `place_increase` (prompt, named_head, place): weight of the last position on
             each label, and the increase of the true label by this label's value with that weight:
             the paper's subhead (v1 appendix E), nats.
-        `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0
-            to 1 (v1 figure 7), nats.
+        `swept_increase` (prompt, swept_head, place, weight): the same with any other weight from 0
+            to 1, in the first three heads (v1 figure 7), nats.
         `block_increase` (prompt, layer, kind): as in `heads.increases`.
     """
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head"]).rename(listed_head="named_head")
 
     def read(capture: Capture) -> Tensors:
-        attention = at_labels(capture, capture.weights)[0]
-        of_heads = torch.stack([attention[head] for head in heads])
-        vectors = []
-        for (layer, head), own in zip(heads, of_heads, strict=True):
-            values = label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
-            swept = torch.tensor(WEIGHTS).to(values).expand(len(values), -1)
-            weights = torch.cat([own.to(values)[:, None], swept], 1)
-            vectors.append(weights[..., None] * values[:, None])
+        attention, values = at_own_weights(model, capture, heads)
         starts = [capture.resid_pre[layer, 0] for layer, _ in heads]
-        increase = increases_with(model, capture, starts, vectors)
+        swept = torch.tensor(WEIGHTS).to(values)[:, None] * values[:SWEPT, :, None]
+        own = attention.to(values)[..., None] * values
         return {
-            "attention": of_heads[None],
-            "place_increase": increase[None, ..., 0],
-            "swept_increase": increase[None, ..., 1:],
+            "attention": attention[None],
+            "place_increase": increases_with(model, capture, starts, own)[None],
+            "swept_increase": increases_with(model, capture, starts[:SWEPT], swept)[None],
         }
 
     arrays = read_prompts("case", model, [encoded], {"weights", "values"}, read)
-    data = observations("case", [encoded], arrays, weight=WEIGHTS, named_head=named(heads))
+    names = {"named_head": named(heads), "swept_head": named(heads[:SWEPT]), "weight": WEIGHTS}
+    data = observations("case", [encoded], arrays, **names)
     parts = [increases(model, [encoded]), words, data]
     return xr.merge(parts, compat="override", join="override")
+
+
+def at_own_weights(
+    model: Model, capture: Capture, heads: Sequence[Head]
+) -> tuple[Float[Tensor, "named_head place"], Float[Tensor, "named_head place d_model"]]:
+    """Return the attention of heads on each label of one prompt, and what they would write with
+    weight 1."""
+    attention = at_labels(capture, capture.weights)[0]
+    values = [
+        label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
+        for layer, head in heads
+    ]
+    return torch.stack([attention[head] for head in heads]), torch.stack(values)
+
+
+def label_increases(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+    """Return attention on each label, and the increase by this label's value with that weight, in
+    several prompts (v1 figure 7).
+
+    Returns:
+        `attention` (share) and `place_increase` (nats), over (prompt, named_head, place).
+    """
+
+    def read(capture: Capture) -> Tensors:
+        attention, values = at_own_weights(model, capture, heads)
+        starts = capture.resid_pre[[layer for layer, _ in heads]]
+        vectors = attention.to(values)[..., None] * values
+        # All heads at once: the unembedding is read once for each call.
+        increase = increases_with(model, capture, [starts], [vectors])
+        return {"attention": attention[None], "place_increase": increase}
+
+    # One token at most: each prompt is a batch by itself.
+    arrays = read_prompts("label increases", model, encoded, {"weights", "values"}, read, 1)
+    return observations("label_increases", encoded, arrays, named_head=named(heads))
 
 
 def increases_with(
@@ -238,3 +272,15 @@ def _parts(pipeline: Pipeline) -> xr.Dataset:
     """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons
     and what feeds them."""
     return parts(*case_of(pipeline))
+
+
+def _label_increases(pipeline: Pipeline) -> Recipe:
+    """Attention on labels against increase in the first prompts of the paper's own set: in the
+    first three heads, and in all heads at most one layer away from one of them."""
+    if pipeline.settings.suite != "words":
+        raise NotTestable("figure 7 is about a prompt of words")
+    every = listed_first(pipeline.measured("paper"), CASE.dataset)
+    layers = {layer for layer, _ in every[:SWEPT]}
+    near = [head for head in every if min(abs(head.layer - layer) for layer in layers) <= 1]
+    encoded = encoded_sets(pipeline.design, [CASE.dataset])[:PROMPTS]
+    return Recipe(label_increases, encoded, (near,))

@@ -41,7 +41,9 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     choosing, judging = choosing_and_judging(pipeline)
     increase = sum(mean_increases(pipeline, "dose", choosing)) / 2
     most = max(DOSES)
-    by_increase, by_ablation = (head_selection.top(of, most, least=-np.inf) for of in (increase, lost))
+    by_increase, by_ablation = (
+        head_selection.top(of, most, least=-np.inf) for of in (increase, lost)
+    )
     rankings = {
         IN_TURN: head_selection.union(by_increase, by_ablation, most),
         BY_INCREASE: by_increase,

@@ -72,6 +72,12 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     return out
 
 
+def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
+    """Return all heads, the in-context heads on one set first."""
+    every = np.ndindex(paper.sizes["layer"], paper.sizes["head"])
+    return list(dict.fromkeys([*in_context_heads(paper, name), *(Head(*at) for at in every)]))
+
+
 def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
     """The increases of prompts, with the lists of heads that they give and what these heads read
     off the labels.
@@ -147,8 +153,8 @@ def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encode
 
 
 def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
-    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and the
-    in-context heads of its set. Raises as `encoded_sets`."""
+    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and all
+    heads, the in-context heads of its set first. Raises as `encoded_sets`."""
     prompt, settings, paper = CASE, pipeline.settings, pipeline.measured("paper")
     if settings.suite != "words":
         sets = paper["word_set"].values.tolist()
@@ -156,7 +162,7 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
         texts = sentence_sets(settings.suite)[name]
         (prompt,) = paper_prompts(name, 1, seed=settings.seed, texts=texts)
     (encoded,) = _encoded(pipeline.design, [prompt])
-    return pipeline.model, encoded, in_context_heads(paper, prompt.dataset)
+    return pipeline.model, encoded, listed_first(paper, prompt.dataset)
 
 
 def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
