@@ -227,6 +227,7 @@ class Chapter(Measurements):
         control: Mapping[str, xr.DataArray] | None = None,
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
+        form: str = "",
     ) -> None:
         """Judge one claim for every model.
 
@@ -242,6 +243,7 @@ class Chapter(Measurements):
             gate: a model that does not learn the task is "not testable"; False for the claim that
                 it learns.
             untestable: model -> why the claim has no meaning there; a model in it needs no values.
+            form: of the prompts, if it is not the model's best-learned one.
 
         Raises:
             TwoTowersError: naming claim and model, for what does not fit the line.
@@ -258,7 +260,7 @@ class Chapter(Measurements):
                     raise NotTestable(why.get(model) or self.left_out[model])
                 of_whole = None if whole is None else whole[model]
                 random = None if control is None else control.get(model)
-                rows.append(self._judged(line, model, values[model], of_whole, random, gate))
+                rows.append(self._judged(line, model, values[model], of_whole, random, gate, form))
             except NotTestable as error:
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
             except TwoTowersError as error:
@@ -285,6 +287,7 @@ class Chapter(Measurements):
         whole: xr.DataArray | None,
         random: xr.DataArray | None,
         gate: bool,
+        form: str,
     ) -> EvidenceRow:
         if name not in self.models:
             raise NotTestable("its answers are not measured, so whether it learns is unknown")
@@ -300,7 +303,7 @@ class Chapter(Measurements):
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
             control = control.assign_coords(sets=("random_set", names))
         choice = intervals.mean(model.heads["logit_difference"]).estimate
-        form = str(model.form)
+        form = form or str(model.form)
         row = evidence.compare(
             claim, name, effect, whole=whole, control=control, choice=choice, form=form
         )
