@@ -33,7 +33,7 @@ from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, widen
 from towerlab.prompts.paper_sets import CASE
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompts
 
 WEIGHTS = np.linspace(0, 1, 21)
 NEURONS, CANDIDATES = 20, 200
@@ -89,7 +89,7 @@ def at_own_weights(
     return torch.stack([attention[head] for head in heads]), torch.stack(values)
 
 
-def label_increases(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Return attention on each label, and the increase by this label's value with that weight, in
     several prompts (v1 figure 7).
 
