@@ -134,7 +134,9 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
         coords={"layer": [0, 1], "head": range(6)},
     )
     values[:, 1, :2] += 2
-    data = values.to_dataset(name="x").assign_attrs(heads=6, key_value_heads=3)
+    data = values.to_dataset(name="x").assign_attrs(
+        layers=values.sizes["layer"], heads=6, key_value_heads=3
+    )
     by_prompt = values.stack(named_head=("layer", "head")).transpose("prompt", ...)
     names = [f"{layer}-{head}" for layer, head in by_prompt.named_head.values]
     by_prompt = by_prompt.drop_vars(["named_head", "layer", "head"]).assign_coords(named_head=names)
