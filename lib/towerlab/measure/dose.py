@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import NotTestable
+from twotowers.heads import Head, named
 
 from towerlab.measure.ablations import ablations
 from towerlab.measure.observations import with_dims
@@ -39,10 +40,10 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     the same layers as those of both rankings in turn."""
     design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
     choosing, judging = choosing_and_judging(pipeline)
-    increase = sum(mean_increases(pipeline, "dose", choosing)) / 2
+    foo, bar = mean_increases(pipeline, "dose", choosing)
     most = max(DOSES)
     by_increase, by_ablation = (
-        head_selection.top(of, most, least=-np.inf) for of in (increase, lost)
+        head_selection.top(of, most, least=-np.inf) for of in ((foo + bar) / 2, lost)
     )
     rankings = {
         IN_TURN: head_selection.union(by_increase, by_ablation, most),
@@ -50,7 +51,7 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
         BY_ABLATION: by_ablation,
     }
     sets = {f"{n} {name}": heads[:n] for name, heads in rankings.items() for n in DOSES}
-    random = {}
+    random: dict[str, list[list[Head]]] = {}
     for n in DOSES:
         name = f"{n} {IN_TURN}"
         try:
@@ -59,6 +60,6 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
             break
     judges = with_exchanged(design, judging, min(PROMPTS, design.n_prompts // 2 or 1))
     data = pipeline.make("dose", Recipe(ablations, judges, (), sets, random))
-    names = [[str(head) for head in heads] for heads in rankings.values()]
+    names = [named(heads) for heads in rankings.values()]
     lists = xr.Dataset(with_dims("dose", {"ranked_head": names}))
     return data.merge(lists.assign_coords(ranking=list(rankings), rank=range(1, most + 1)))
