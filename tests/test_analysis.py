@@ -56,7 +56,7 @@ def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_importe
     assert process.returncode == 0, process.stderr
     assert (
         "'heads' of mini-gpt2 is not precomputed" in process.stdout
-        and "pip install .[measure]" in process.stdout
+        and "pip install -e .[measure]" in process.stdout
     )
 
 

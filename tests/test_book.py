@@ -195,7 +195,7 @@ def test_a_quick_look_is_called_one(monkeypatch):
 
 def test_a_parameter_that_nobody_knows_is_refused():
     refused(
-        "unknown parameter 'blcoks': known are model, suite, blocks",
+        "unknown parameter 'blcoks': did you mean 'blocks'",
         book.open,
         cell("# Parameters", "blcoks = 20"),
     )

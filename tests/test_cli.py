@@ -28,7 +28,7 @@ BAD = [
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
-    (["book", "--set", "block=2"], "unknown parameter 'block': known are"),
+    (["book", "--set", "block=2"], "unknown parameter 'block': did you mean 'blocks'"),
     (["book", "--set", "a='"], "open quote"),
     (["book", "--jobs", "0"], "at least 1"),
     (["book", "--model", "no/such/x"], "no/such/x"),

@@ -25,7 +25,7 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
         assert Settings.of(dict.fromkeys(names, empty)) == Settings()
     assert Settings.of({"labels": "auto", "k": "auto", "prompts": "auto"}) == Settings()
     refused("model '': Value should have at least 1 item", Settings.of, {"model": ""})
-    refused("unknown parameter 'sepparator': known are model, ", Settings.of, {"sepparator": ""})
+    refused("unknown .*: did you mean 'separator'", Settings.of, {"sepparator": ""})
 
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):

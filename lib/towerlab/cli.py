@@ -153,7 +153,7 @@ def guarded(do: Callable[[], int]) -> int:
     except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
         if str(error.name).startswith("towerlab."):
             raise
-        print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)
+        print(f"twotowers: there is no {error.name}: pip install -e .[measure]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(

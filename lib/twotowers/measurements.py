@@ -53,7 +53,7 @@ class Measurements:
         except ModuleNotFoundError as error:
             raise TwoTowersError(
                 f"'{name}' of {self.model} is not precomputed, and measuring is not installed "
-                f"(there is no {error.name}): pip install .[measure], or choose a model of "
+                f"(there is no {error.name}): pip install -e .[measure], or choose a model of "
                 "data/measurements"
             ) from None
 

@@ -10,6 +10,7 @@ A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -157,8 +158,9 @@ class Settings(BaseModel):
         given = {}
         for name, value in values.items():
             if name not in cls.model_fields:
-                known = ", ".join(cls.model_fields)
-                raise TwoTowersError(f"unknown parameter '{name}': known are {known}")
+                near = difflib.get_close_matches(name, cls.model_fields, 1)
+                known = f"did you mean '{near[0]}'?" if near else ", ".join(cls.model_fields)
+                raise TwoTowersError(f"unknown parameter '{name}': {known}")
             if name == "model" or value not in ("", None, DEFAULT.get(name)):
                 given[name] = value
         try:
