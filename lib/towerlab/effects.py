@@ -102,14 +102,14 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
 
     table = pd.DataFrame(np.ndindex(model.n_layers, model.n_heads), columns=["layer", "head"])
     for when, run in runs.items():
-        table[when] = head_logit_differences(run, model).flatten().cpu()
+        table[when] = head_logit_differences(run, model).flatten().cpu().numpy()
 
     layer, head = zip(*(heads or strongest(table)), strict=True)
     shown = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
     attention = pd.DataFrame({"demonstration": shown})
     for when, run in runs.items():
         mean = run.weights[layer, 0, head].double().mean(0)
-        attention[when] = mean[list(encoded.label_positions)].cpu()
+        attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
 
     said = [f"“{_token_text(model, int(x.argmax()))}” ({x.max():.0%})" for x in p.values()]
     change = f"; with {', '.join(named(heads))} zeroed it says {said[1]}" if heads else ""
