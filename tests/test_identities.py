@@ -3,9 +3,9 @@
 from dataclasses import fields, replace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-import xarray as xr
 from conftest import NINE, TINY, random_prompts, refused, tiny
 from towerlab.measure import heads
 from towerlab.measure.ablations import ablations
@@ -24,11 +24,11 @@ def test_sums_of_blocks_heads_positions_neurons_and_our_logits(model):
             assert error < 1e-12, identity
 
 
-def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
+def test_prompts_together_and_alone_have_the_same_increases(model):
     encoded = random_prompts(3, lengths=(11,))
-    whole = heads.increases(model, encoded)
-    monkeypatch.setattr(heads, "PROMPTS_AT_ONCE", 1)
-    xr.testing.assert_allclose(heads.increases(model, encoded), whole, atol=1e-12, rtol=0)
+    alone = [heads.increases(model, [e])["increase"].values for e in encoded]
+    whole = heads.increases(model, encoded)["increase"]
+    np.testing.assert_allclose(whole, np.concatenate(alone), atol=1e-12, rtol=0)
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
