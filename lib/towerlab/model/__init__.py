@@ -1,0 +1,1 @@
+"""Models: loading, proof, capture of one forward pass, interventions, and the vocabulary."""

@@ -1,11 +1,11 @@
-"""Where the parts of a causal language model are, as data: one row an architecture.
+"""The table of architectures: paths of the parts of a causal language model, one row each.
 
     >>> ARCHITECTURES["gpt2"].attention_out, ARCHITECTURES["llama"].attention_out
     ('attn.c_proj', 'self_attn.o_proj')
 
-A new architecture is a new row here and a tiny model in `tests/conftest.py`, never a subclass. A
-row is used only after `proof.prove` has shown, on the loaded weights, that blocks add up to the
-residual stream, heads to their block, and our logits to the model's own.
+A new architecture is a new row in this table and a tiny model in `tests/conftest.py`, never a
+subclass. A row is used only after `proof.prove` has shown, on the loaded weights, that blocks add
+up to the residual stream, heads to their block, and our logits to the model's own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Architecture:
-    """Paths of modules. Those of a block's parts are relative to the block; "" where there is no
-    such module.
+    """Paths of the modules of an architecture, and how its attention and FFN work.
 
+    Paths of a block's parts are relative to the block. A path is "" if there is no such module.
     `attention_block` / `ffn_block` name the module whose output is added to the residual stream;
-    `attention_out` / `ffn_out` the linear map W_O / fc2 (they differ only where a norm follows the
-    map).
+    `attention_out` / `ffn_out` name the linear map W_O / fc2. They differ only where a norm follows
+    the map.
     """
 
     blocks: str
@@ -68,8 +68,15 @@ class Architecture:
     requires: tuple[tuple[str, Any], ...] = ()
 
     def refusal(self, config: Any) -> str | None:
-        """What in this config the row does not describe, or None. A string names another field of
-        the config."""
+        """Return the reason why the row does not describe a config, or None.
+
+        Args:
+            config: Configuration of a model. If the supported value in `requires` is a string, it
+                names another field of the config.
+
+        Returns:
+            The field with its value and the supported value, or None.
+        """
         for field, only in self.requires:
             value = getattr(config, field, None)
             supported = getattr(config, only) if isinstance(only, str) else only

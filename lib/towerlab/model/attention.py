@@ -1,6 +1,6 @@
-"""Attention where the model makes it, and runs of a stock model changed for as long as asked.
+"""Attention where the model computes it, and runs that begin at a layer.
 
-    with reading_attention(model, layers, read):  # it sees query, key, value and mask
+    with reading_attention(model, layers, read):  # it reads query, key, value and mask
     with restarted(model, layer, output):         # runs that begin at a layer
 
     >>> query, key = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 3, 2)
@@ -8,12 +8,12 @@
     >>> Attention(query, key, value, mask, 1.0, None).z()  # equal scores: the mean of the values
     tensor([[[[2., 3.]]]])
 
-An attention function registered with transformers under the name `twotowers` calls SDPA for the
-model's own output, and shows a reader what goes in. There are two exceptions. A soft cap (Gemma 2),
-which SDPA refuses, is computed plainly. An attention that transformers does not route through its
-interface (GPT-J, GPT-Neo) is read by hiding the one method that gets query, key and value behind a
-function that calls it. Nothing in transformers is edited, and all is undone at the end, also after
-an error.
+An attention function is registered with transformers under the name `twotowers`. It calls SDPA for
+the model's own output, and passes the inputs to a reader. There are two exceptions. A soft cap
+(Gemma 2), which SDPA refuses, is computed without SDPA. An attention that transformers does not
+route through its interface (GPT-J, GPT-Neo) has one method that gets query, key and value. This
+method is replaced for the time of the run by a function that calls it. Nothing in transformers is
+edited, and all changes are undone at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -35,32 +35,42 @@ from towerlab.model.architectures import Architecture
 from towerlab.model.model import Model, softcapped, widen
 
 ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
-# attribute of an attention module: functions that see what it is given
+# attribute of an attention module: functions that read its inputs
 READERS = "twotowers_readers"
 
 
 class Attention(NamedTuple):
-    """What the attention of one layer is given. Rows are the last positions, as many as there are
-    queries.
+    """Inputs of the attention of one layer.
 
-    Queries and keys are after any rotation. Under grouped-query attention several query heads share
-    a key and a value.
+    The rows are the last positions, one for each query. Queries and keys are after any rotation.
+    Under grouped-query attention several query heads share a key and a value.
     """
 
     query: Float[Tensor, "batch head row d_head"]
     key: Float[Tensor, "batch kv_head position d_head"]
     value: Float[Tensor, "batch kv_head position d_head"]
     mask: Bool[Tensor, "batch_or_1 1 row position"]
-    """Which positions a row may attend to"""
+    """Positions that a row may attend to"""
     scaling: float
     softcap: float | None
 
     def last(self) -> Attention:
-        """That of the last position alone."""
+        """Return the attention of the last position.
+
+        Returns:
+            Attention with one row.
+        """
         return self._replace(query=self.query[:, :, -1:], mask=self.mask[:, :, -1:])
 
     def of(self, heads: Sequence[int]) -> Attention:
-        """That of some heads, each with its own copy of keys and values."""
+        """Return the attention of some heads, each with its own copy of keys and values.
+
+        Args:
+            heads: Numbers of the heads within the layer.
+
+        Returns:
+            Attention of these heads.
+        """
         group = self.query.shape[1] // self.key.shape[1]
         kv_heads = [head // group for head in heads]
         return self._replace(
@@ -68,18 +78,34 @@ class Attention(NamedTuple):
         )
 
     def scores(self) -> Float[Tensor, "batch head row position"]:
-        """Scores before the softmax (nats), soft-capped and masked as the model's own."""
+        """Return the scores before the softmax, soft-capped and masked as in the model.
+
+        Returns:
+            Scores (nats; batch, head, row, position).
+        """
         return products(self.query, self.key, self.scaling, self.softcap).masked_fill(
             ~self.mask, -torch.inf
         )
 
     def weights(self) -> Float[Tensor, "batch head row position"]:
+        """Return the attention weights.
+
+        Returns:
+            Weights (batch, head, row, position), which sum to 1 over positions.
+        """
         return self.scores().softmax(-1)
 
     def z(
         self, weights: Float[Tensor, "batch head row position"] | None = None
     ) -> Float[Tensor, "batch head row d_head"]:
-        """What the heads feed to W_O: the sum of values with these weights, or their own."""
+        """Return the input of W_O: the sum of values, weighted by attention.
+
+        Args:
+            weights: Weights (batch, head, row, position), or None for the heads' own.
+
+        Returns:
+            Inputs of W_O (batch, head, row, d_head).
+        """
         weights = self.weights() if weights is None else weights
         groups = weights.to(self.value.dtype).unflatten(1, (self.value.shape[1], -1))
         return torch.einsum("bkgqp,bkpd->bkgqd", groups, self.value).flatten(1, 2)
@@ -91,8 +117,17 @@ def products(
     scaling: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch head row position"]:
-    """Scaled query-key products, soft-capped where the model does so, in at least float32; no
-    mask."""
+    """Return scaled query-key products without a mask, in at least float32.
+
+    Args:
+        query: Queries (batch, head, row, d_head).
+        key: Keys (batch, kv_head, position, d_head).
+        scaling: Factor of the products.
+        softcap: Soft cap, or None if the model has none.
+
+    Returns:
+        Scores (nats; batch, head, row, position).
+    """
     groups = widen(query).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("bkgqd,bkpd->bkgqp", groups, widen(key)).flatten(1, 2) * scaling
     return softcapped(scores, softcap)
@@ -101,8 +136,11 @@ def products(
 def _allowed(
     mask: Tensor | None, query: Tensor, key: Tensor, window: int | None = None
 ) -> Bool[Tensor, "batch_or_1 1 row position"]:
-    """Which positions each row may attend to. Masks of transformers say so, are added to scores, or
-    left away where causal."""
+    """Return which positions each row may attend to.
+
+    Masks of transformers are boolean, or numbers that are added to scores, or None where attention
+    is causal.
+    """
     rows, length = query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones(1, 1, rows, length, dtype=torch.bool, device=key.device).tril(
@@ -113,14 +151,37 @@ def _allowed(
 
 
 def implementation(architecture: Architecture) -> str:
-    """The attention implementation to load a model of this architecture with."""
+    """Return the attention implementation to load a model of an architecture with.
+
+    Args:
+        architecture: Row of the table.
+
+    Returns:
+        Value of the argument `attn_implementation` of transformers.
+    """
     return "eager" if architecture.attention_method else ATTENTION
 
 
 def attention_function(
     module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs
 ):
-    """Return what heads feed to W_O: that of SDPA, or of a reader set by `reading_attention`."""
+    """Return the input of W_O, from SDPA or from a reader set by `reading_attention`.
+
+    transformers calls this function, so its arguments are those of `AttentionInterface`.
+
+    Args:
+        module: Attention module of the layer.
+        query: Queries (batch, head, row, d_head), after rotation.
+        key: Keys (batch, kv_head, position, d_head), after rotation.
+        value: Values (batch, kv_head, position, d_head).
+        attention_mask: Mask of transformers, or None for causal attention.
+        scaling: Factor of the products; None means `d_head ** -0.5`.
+        softcap: Soft cap of the scores, or None.
+        **kwargs: Further arguments for SDPA.
+
+    Returns:
+        Inputs of W_O (batch, row, head, d_head), and None in place of attention weights.
+    """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = _allowed(attention_mask, query, key)
     attention = Attention(query, key, value, mask, scaling, softcap)
@@ -140,9 +201,9 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _method(model: Model, layer: int, stock: Callable, query, key, value, attention_mask=None):
-    """Do the same for a model that has a method for it, `stock`.
+    """Return the result of `attention_function` for a model with its own method, `stock`.
 
-    GPT-Neo's method hides by itself what is beyond its window.
+    GPT-Neo's method itself masks the positions outside its window.
     """
     mask = _allowed(attention_mask, query, key, model.window(layer))
     attention = Attention(query, key, value, mask, model.score_scaling(layer), None)
@@ -154,7 +215,7 @@ def _method(model: Model, layer: int, stock: Callable, query, key, value, attent
 
 
 def _z(module: nn.Module, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
-    """Return `own()`, or what the module's readers make of it, one after the other."""
+    """Return `own()`, or the result of the module's readers, called one after the other."""
     for reader in vars(module).get(READERS, ()):
         given = reader(attention, own)
         own = own if given is None else partial(lambda z: z, given)
@@ -162,15 +223,23 @@ def _z(module: nn.Module, attention: Attention, own: Callable[[], Tensor]) -> Te
 
 
 Reader = Callable[[int, Attention, Callable[[], Tensor]], Tensor | None]
-"""(layer, attention, own) -> what heads feed to W_O, or None for what the model computes, which
-`own()` returns: (batch, head, position, d_head)"""
+"""(layer, attention, own) -> input of W_O (batch, head, position, d_head), or None to keep the
+model's own, which `own()` returns"""
 
 
 @contextmanager
 def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> Iterator[None]:
-    """Let a reader see, and change, the attention of some layers in the runs inside.
+    """Let a reader read, and change, the attention of some layers in the runs inside.
 
-    Several readers may see the same layer, one inside the other.
+    Several readers may read the same layer, one inside the other.
+
+    Args:
+        model: Any model.
+        layers: Layers to read.
+        reader: Function that is called for each layer: see `Reader`.
+
+    Yields:
+        None.
     """
     method = model.architecture.attention_method
     with ExitStack() as stack:
@@ -186,8 +255,15 @@ def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> It
 
 @contextmanager
 def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any]]:
-    """Layer -> what its block returned in the run inside, filled as the run goes up: see
-    `restarted`."""
+    """Yield a mapping that the run inside fills with outputs of blocks: see `restarted`.
+
+    Args:
+        model: Any model.
+        layers: Layers whose outputs are kept.
+
+    Yields:
+        Layer -> output of its block, filled in the order of the layers.
+    """
     outputs: dict[int, Any] = {}
 
     def keep(layer: int, _, args: tuple, output: Any) -> None:
@@ -201,11 +277,19 @@ def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any
 
 @contextmanager
 def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
-    """Runs inside begin at block `layer`: what is below does nothing and hands on `output`, of
-    block `layer` - 1.
+    """Begin the runs inside at block `layer`.
 
-    The same prompts in the same order as the run that `output` is from, and no cache of keys and
+    The blocks below do nothing and return `output`, the output of block `layer` - 1. The prompts
+    and their order must be those of the run that `output` is from, without a cache of keys and
     values.
+
+    Args:
+        model: Any model.
+        layer: First layer that runs.
+        output: Output of the block below it, from `block_outputs`.
+
+    Yields:
+        None.
     """
     with ExitStack() as stack:
         for block in model.blocks[:layer]:
@@ -214,12 +298,26 @@ def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
 
 
 def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict[str, Any]]:
-    """What a block or module was called with, as (hidden states, other positional arguments,
-    keywords)."""
+    """Return the arguments of a block or module, with the hidden states apart.
+
+    Args:
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        Hidden states, other positional arguments, keyword arguments.
+    """
     kwargs = dict(kwargs)
     return (args[0], args[1:], kwargs) if args else (kwargs.pop("hidden_states"), (), kwargs)
 
 
 def hidden_states(output: Any) -> Tensor:
-    """Hidden states from what a block returns."""
+    """Return the hidden states from the output of a block.
+
+    Args:
+        output: A tensor, or a tuple that begins with it.
+
+    Returns:
+        Hidden states.
+    """
     return output[0] if isinstance(output, tuple) else output

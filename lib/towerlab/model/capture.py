@@ -1,4 +1,4 @@
-"""One forward pass on a stock model, recording at the last position what the method needs.
+"""One forward pass of a stock model, recorded at the last position.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -8,12 +8,12 @@
     >>> capture(model, batch, {"weights"}).weights.shape  # (layer, batch, head, position)
     torch.Size([4, 2, 8, 14])
 
-`observations.read_prompts` does this with a bar and in what memory there is. Nothing in
-transformers is edited: hooks read the residual stream, and `reading_attention` sees attention where
-the model makes it. Hooks always come off again, also after an error.
+`observations.read_prompts` captures many prompts, with a progress bar and in batches that fit in
+memory. Nothing in transformers is edited: hooks read the residual stream, and `reading_attention`
+reads the attention where the model computes it. Hooks are always removed, also after an error.
 
 Prompts of equal token length form a batch (`prompt.batches`), so there is no padding. Only vectors
-of the last position are kept unless more is asked for with `record`.
+of the last position are kept, unless `record` asks for more.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from towerlab.prompts.prompt import Encoded, Prompts
 
 
 class Capture(SimpleNamespace):
-    """What one batch (prompts of one length) left behind; all at the last position unless a shape
-    says `position`.
+    """Values of one forward pass over a batch of prompts of one token length.
 
-    `resid_pre[l]` is the paper's Lin_l, `resid_mid[l]` the stream that the layer's FFN reads (in a
-    parallel block `resid_pre[l]`), and `resid_final` the residual stream before the final norm;
-    `z[l, b, h]` is the head's attention-weighted sum of value vectors, so `z @ W_O^h` is the head
-    vector (paper, Definitions). `scores` are those before the softmax.
+    All values are those of the last position, unless their shape has a dimension `position`.
+    `resid_pre[l]` is the paper's Lin_l. `resid_mid[l]` is the residual stream that the layer's FFN
+    reads (in a parallel block `resid_pre[l]`). `resid_final` is the residual stream before the
+    final norm. `z[l, b, h]` is the head's attention-weighted sum of value vectors, so `z @ W_O^h`
+    is the head vector (paper, Definitions). `scores` are the attention scores before the softmax.
 
     Where a norm follows W_O (Gemma 2), `z` and `values` are divided by its scale at the last
-    position of the same pass, and where one follows fc2 so are `neurons`. That scale frozen,
-    everything here is linear, and with `Model.output_weight` / `ffn_weight` (which hold the norm's
-    weight) adds up to what the block writes. `attention_out_input` and `ffn_out_input` are what the
-    model itself feeds to W_O and fc2.
+    position of the same pass. Where a norm follows fc2, `neurons` are also divided by its scale.
+    With that scale frozen, all values are linear, and with `Model.output_weight` and `ffn_weight`
+    (which contain the norm's weight) they add up to the output of the block. `attention_out_input`
+    and `ffn_out_input` are the inputs of W_O and fc2 in the model itself.
 
-    `own_logits` are those that the model returns; `logits` are the same in float32 or wider.
+    `own_logits` are the logits that the model returns. `logits` are the same logits in float32 or
+    wider.
 
-    The parts of the attention, of the FFN and of the streams are there if they were asked for: see
-    `capture`.
+    The parts of the attention, of the FFN and of the streams are present if `record` of `capture`
+    asked for them.
     """
 
     prompts: list[Encoded]
@@ -75,18 +76,22 @@ class Capture(SimpleNamespace):
 
     @property
     def true_ids(self) -> Int[Tensor, "batch"]:
+        """Ids of the followed tokens of the true labels (batch,)."""
         return torch.tensor([e.true_id for e in self.prompts], device=self.resid_final.device)
 
     @property
     def label_positions(self) -> Int[Tensor, "batch label"]:
-        """Needs the same number of demonstrations in every prompt of the batch."""
+        """Positions of the labels (batch, label).
+
+        All prompts of the batch must have the same number of demonstrations.
+        """
         return torch.tensor(
             [e.label_positions for e in self.prompts], device=self.resid_final.device
         )
 
 
 class Site(NamedTuple):
-    """The input or output of a part of every block, and whether all positions are read."""
+    """Input or output of a part of every block, at all positions or at the last."""
 
     part: str  # "" is the block
     side: str
@@ -107,13 +112,16 @@ SITES = {
 
 @torch.inference_mode()
 def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Capture:
-    """Run prompts of one token length once, and record what is asked for.
+    """Run prompts of one token length once, and record values at the last position.
 
     Args:
         model: Any model.
         encoded: Prompts of one token length.
         record: Further parts to record: "weights" (also `scores`), "values", "neurons" (also
             `ffn_out_input`), "streams" (`stream_inputs` and `stream_attention`).
+
+    Returns:
+        The recorded values; see `Capture` for their dimensions.
     """
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -178,7 +186,16 @@ def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Cap
 def answer(
     model: Model, batch: Prompts
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """Run prompts of one token length, and return their `label_log_probs`."""
+    """Run prompts of one token length, and return their `label_log_probs`.
+
+    Args:
+        model: Any model.
+        batch: Prompts of one token length.
+
+    Returns:
+        Top tokens (batch,), and log-probabilities (nats) of the true label and the other label
+        (batch, label). They are computed in float32 or wider.
+    """
     if not unembed.is_narrow(model):
         return label_log_probs(model.logits(batch), batch)
     final: list[Tensor] = []
@@ -193,17 +210,34 @@ def answer(
 def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Prompts
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """Return the top token, and log-probabilities (nats) of the true label and of the other."""
+    """Return the top token, and the log-probabilities of the true and the other label.
+
+    Args:
+        logits: Logits of the last position (batch, vocabulary).
+        batch: Prompts of these logits.
+
+    Returns:
+        Ids of the top tokens (batch,), and log-probabilities (nats) of the true label and the other
+        label (batch, label).
+    """
     logits = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
-    """Rows whose product with a vector is what that vector adds to the logit difference (nats).
+    """Return the rows that project vectors to their part of the logit difference.
 
-    The true label's row of E minus the other's, the final norm's weight and centring folded in,
-    divided by the norm's scale at the last position.
+    The product of a row with a vector is the vector's addition to the logit difference (nats). A
+    row is the true label's row of E minus the other label's row, with the final norm's weight and
+    centring folded in, divided by the norm's scale at the last position.
+
+    Args:
+        capture: Values of a batch.
+        model: Model of the capture.
+
+    Returns:
+        Rows (batch, d_model).
     """
     unembedding = model.unembedding
     true, other = widen(unembedding.weight[torch.tensor([e.label_pair for e in capture.prompts]).T])
@@ -214,14 +248,31 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
 def label_values(
     capture: Capture, model: Model, layer: int
 ) -> Float[Tensor, "batch head place d_head"]:
-    """Every query head's value vector at every label position (grouped-query attention: shared ones
-    repeated)."""
+    """Return the value vector of every query head at every label position.
+
+    Args:
+        capture: Values of a batch, with "values".
+        model: Model of the capture.
+        layer: Layer of the heads.
+
+    Returns:
+        Value vectors (batch, head, place, d_head). Under grouped-query attention, shared vectors
+        are repeated.
+    """
     at = capture.label_positions[:, None, :, None]
     return model.for_query_heads(capture.values[layer].take_along_dim(at, 2))
 
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:
-    """+1 at the positions of the true label, -1 at those of the other."""
+    """Return +1 at the places of the true label, and -1 at the places of the other label.
+
+    Args:
+        capture: Values of a batch.
+        like: Tensor that has the dtype and the device of the result.
+
+    Returns:
+        Signs (batch, place).
+    """
     return torch.tensor(
         [[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]
     ).to(like)

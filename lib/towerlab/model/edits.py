@@ -1,5 +1,6 @@
-"""Runs in which some heads feed something else to W_O: parts from another run, vectors added,
-nothing, other attention.
+"""Interventions on heads: another input of W_O at some positions, in whole runs.
+
+The other input comes from another run, from added vectors, from zeros, or from other attention.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -12,11 +13,11 @@ nothing, other attention.
     >>> with edited(model, zero([(3, 0)]), zero([(3, 1)])):  # together in one run
     ...     both = model.logits(batch)
 
-One primitive: an `Edit` makes what its heads feed to W_O, at some positions, from the query, key
-and value of the run that it is in, so under the edits of the layers below. Edits of the last
-position alone have a faster way, `last_position`, which gives the same.
+There is one primitive: an `Edit` computes the input of W_O of its heads, at some positions, from
+the query, key and value of the current run. So it responds to the edits of lower layers. Edits of
+the last position only have a faster implementation with equal results, `last_position`.
 
-Batches hold prompts of one token length.
+Batches contain prompts of one token length.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
 PARTS = {"query": "query", "keys": "key", "values": "value"}
-"""What is taken from the source -> the field of `Attention` that holds it"""
+"""Part that is taken from the source -> field of `Attention` that contains it"""
 TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
-"""Of versions of one batch: top tokens, and log-probabilities (nats) of the true label and the
-other"""
+"""Answers to versions of one batch: top tokens, and log-probabilities (nats) of the true label and
+the other label"""
 
 
 class LayerState(NamedTuple):
-    """What a layer is given at its rows, which are all positions or the last, and what its heads
-    feed to W_O there."""
+    """Inputs of a layer and of W_O at the rows of a run.
+
+    The rows are all positions, or the last position.
+    """
 
     x: Float[Tensor, "batch row d_model"]
     """Input of the block"""
@@ -61,16 +64,24 @@ class LayerState(NamedTuple):
     z: Float[Tensor, "batch head row d_head"]
 
     def last(self) -> LayerState:
+        """Return the state of the last position.
+
+        Returns:
+            State with one row.
+        """
         return LayerState(self.x[:, -1:], self.attention.last(), self.z[:, :, -1:])
 
 
 Output = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
-"""(layer, heads, state) -> what these heads feed to W_O"""
+"""(layer, heads, state) -> input of W_O of these heads"""
 
 
 class Edit(NamedTuple):
-    """Heads, and what they feed to W_O in place of their own at some positions (None: the last,
-    whose state alone is given)."""
+    """Heads, and the input of W_O that replaces their own at some positions.
+
+    `at` marks the positions. If it is None, the position is the last one, and `output` is given
+    only the state of that position.
+    """
 
     heads: Heads
     output: Output
@@ -78,13 +89,27 @@ class Edit(NamedTuple):
 
     @property
     def first_layer(self) -> int:
+        """Lowest layer of the heads, or 0 if there are no heads."""
         return min((layer for layer, _ in self.heads), default=0)
 
     def heads_of(self, layer: int) -> list[int]:
+        """Return the heads of a layer, sorted.
+
+        Args:
+            layer: Layer of the heads.
+
+        Returns:
+            Numbers of the heads within the layer.
+        """
         return sorted({head for at, head in self.heads if at == layer})
 
     def apply(self, layer: int, state: LayerState) -> None:
-        """Write what the heads of a layer feed to W_O into `state.z`."""
+        """Write the replaced input of W_O of the heads of a layer into `state.z`.
+
+        Args:
+            layer: Layer of the heads.
+            state: State of the layer in the current run, which is changed in place.
+        """
         heads = self.heads_of(layer)
         if not heads:
             return
@@ -100,9 +125,16 @@ UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
 
 @contextmanager
 def edited(model: Model, *edits: Edit) -> Iterator[None]:
-    """Run the model under some edits, in their order, in whole runs of one batch.
+    """Run the model under some edits, applied in their order, in whole runs of one batch.
 
-    Attention that is recorded inside is that of the run, before the edits of its layer.
+    Attention that is recorded inside is the attention of the run, before the edits of its layer.
+
+    Args:
+        model: Any model.
+        edits: Edits of one batch.
+
+    Yields:
+        None.
     """
     inputs: dict[int, Tensor] = {}
 
@@ -129,14 +161,19 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
 @torch.inference_mode()
 def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
-    """Answers in a whole run under each edit.
+    """Compute the answers in a whole run under each edit.
 
     Layers below the lowest edited head are those of the plain run, so a run begins at that head's
     layer: a head of layer l of L costs L - l blocks.
 
+    Args:
+        model: Any model.
+        batch: Prompts of one token length.
+        edits: Edits, one for each run.
+
     Returns:
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
-        (edit, prompt, label).
+        label (edit, prompt, label).
     """
     each = []
     with block_outputs(
@@ -152,25 +189,57 @@ def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogPro
 
 
 def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
-    """All positions of a batch, as those of an edit."""
+    """Return a mask of all positions of a batch, for an edit.
+
+    Args:
+        batch: Prompts of one token length.
+
+    Returns:
+        True everywhere (batch, position).
+    """
     return torch.ones(len(batch), len(batch[0].ids), dtype=torch.bool)
 
 
 def zero(heads: Heads, at: Bool[Tensor, "batch position"] | None = None) -> Edit:
-    """Heads ablated."""
+    """Return an edit that ablates heads: their input of W_O is zero.
+
+    Args:
+        heads: Heads to ablate.
+        at: Positions (batch, position), or None for the last position.
+
+    Returns:
+        The edit.
+    """
     return Edit(heads, lambda layer, in_layer, state: torch.zeros_like(state.z[:, in_layer]), at)
 
 
 def feed(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
-    """Heads given z of another run at the last position: layer -> that of all its heads."""
+    """Return an edit that gives heads the input of W_O of another run, at the last position.
+
+    Args:
+        heads: Heads to change.
+        z: Layer -> inputs of W_O of all heads of the layer (batch, head, d_head).
+
+    Returns:
+        The edit.
+    """
     return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer, None])
 
 
 def attend(
     heads: Heads, weights: Mapping[int, Weights], at: Bool[Tensor, "batch position"] | None = None
 ) -> Edit:
-    """Heads with this attention, whatever their queries and keys have become: layer -> that of all
-    its heads and all positions."""
+    """Return an edit that sets the attention of heads, independent of their queries and keys.
+
+    Args:
+        heads: Heads to change.
+        weights: Layer -> attention weights of all its heads and of all positions (batch, head, row,
+            position).
+        at: Positions (batch, position), or None for the last position.
+
+    Returns:
+        The edit. The values are those of the current run.
+    """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         own = weights[layer][:, in_layer, -state.z.shape[2] :]
@@ -182,17 +251,21 @@ def attend(
 def exchange(
     heads: Heads, what: str, source: Mapping[int, LayerState], at: Int[Tensor, "batch label"]
 ) -> Edit:
-    """A part of some heads at the last position taken from another run: an interchange
-    intervention.
+    """Return an interchange intervention: a part of heads taken from another run.
 
-    Each head's z is softmax(q k^T) v with the source's q, or the source's k or v at the label
-    positions. Heads that share keys (grouped-query attention) keep theirs.
+    Each head's z at the last position is softmax(q k^T) v with the source's q, or the source's k or
+    v at the label positions. Heads that share keys (grouped-query attention) but are not edited
+    keep their own keys.
 
     Args:
-        what: one of PARTS.
-        source: layer -> state of the other run, whose prompts are in the order of the batch that is
-            edited, with their labels at the same positions.
-        at: the label positions.
+        heads: Heads to change.
+        what: One of PARTS.
+        source: Layer -> state of the other run. Its prompts are in the order of the edited batch,
+            with their labels at the same positions.
+        at: Label positions (batch, label).
+
+    Returns:
+        The edit.
     """
     part = PARTS[what]
 
@@ -213,15 +286,20 @@ def steer(
     keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]],
     at: Int[Tensor, "batch label"],
 ) -> Edit:
-    """Steering vectors added to the query of the last position, and to the keys at label positions.
+    """Return an edit that adds steering vectors to the last query and to the label keys.
 
-    Keys change only as the last position of these heads sees them, as in `exchange`.
+    The keys change only as the last position of these heads reads them, as in `exchange`.
 
     Args:
-        query: layer -> what is added, after rotation, in units of scaled queries (its product with
-            a key is in nats).
-        keys: layer -> what is added, after rotation.
-        at: the label positions.
+        heads: Heads to change.
+        query: Layer -> vectors that are added to the query (batch, head, d_head), after rotation,
+            in units of scaled queries (the product of the vector with a key is in nats).
+        keys: Layer -> vectors that are added to the keys (batch, kv_head, label, d_head), after
+            rotation.
+        at: Label positions (batch, label).
+
+    Returns:
+        The edit.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
@@ -236,15 +314,23 @@ def steer(
 
 
 def _index(x: Tensor, at: Tensor) -> Tensor:
-    """`at` for gather and scatter along the positions of x (batch, head, position, d_head)."""
+    """Return `at` as an index along the positions of x (batch, head, position, d_head)."""
     return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
 
 
 def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit:
-    """Block attention from q to p where `closed[b, q, p]`, in all heads.
+    """Return an edit that blocks attention between positions, in all heads.
 
-    The scores are masked before the softmax, so the weight is exactly zero and the others share it
-    in proportion.
+    The scores are masked before the softmax, so the blocked weight is exactly zero and the other
+    positions share it in proportion to their weights. Attention knockout: Geva et al. 2023.
+
+    Args:
+        model: Any model.
+        closed: True where attention from the query to the position is blocked (batch, query,
+            position).
+
+    Returns:
+        The edit.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:

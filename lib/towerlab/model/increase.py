@@ -1,21 +1,21 @@
-"""Increases of all blocks and heads of many prompts, in one walk over the vocabulary.
+"""Increases of all blocks and heads of many prompts, in one pass over the vocabulary.
 
-bs-values add up like the residual stream itself, so a stretch of the vocabulary (a slab) can be
-followed upwards through all layers, and a value is divided by its row's norm scale only where the
-softmax is taken:
+bs-values add up like the residual stream itself. So the bs-values of a part of the vocabulary (a
+slab) can be followed upwards through all layers, and a value is divided by its row's norm scale
+only for the softmax:
 
     bs(Lin_l)  ->  + bs(vector) for each head's vector           the heads of layer l
                ->  + bs(all of them) + bs(output bias)           after the attention block
                ->  + bs(FFN block) = bs(Lin_l+1)                 after the FFN block
 
-Only the embedding, the FFN outputs and the heads are ever projected. A head's vectors lie in its
+Only the embedding, the FFN outputs and the heads are ever projected. A head's vectors are in its
 d_head-dimensional output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
 Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the
 heads the cheaper of 2 n V d L H (as vectors) and 2 V d^2 L + 2 n V d_head L H (factored); one
-exponential for each of n V L (H + 3). Memory beside the arguments and results: a float32 copy of
-the arguments, the states of one layer, and for few prompts all heads' vectors and a slab of their
-values.
+exponential for each of n V L (H + 3). Memory, in addition to the arguments and results: a float32
+copy of the arguments, the states of one layer, and for few prompts all heads' vectors and a slab of
+their values.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch import Tensor
 from towerlab.model.model import Model, widen
 from towerlab.model.unembed import fold_norm, log_sum_exp, norm_scale, prepared
 
-SLAB = 1024  # words at a time: values of one layer stay in a processor's second cache
-ON_GPU = 8  # times as many, or starting kernels would cost more than running them
+SLAB = 1024  # number of words at a time: values of one layer stay in a processor's second cache
+ON_GPU = 8  # factor of SLAB on a GPU, where starting kernels would cost more than running them
 
 
 def increases_along(
@@ -44,30 +44,34 @@ def increases_along(
 ) -> tuple[
     Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head"]
 ]:
-    """Increase (nats) of every attention block, FFN block and head (paper, Definitions).
+    """Compute the increase (nats) of every attention block, FFN block and head.
+
+    The increase is defined in the paper, Definitions.
+
+        >>> from towerlab.model.capture import capture
+        >>> from towerlab.model.loading import load
+        >>> from towerlab.prompts.paper_sets import paper_prompts
+        >>> from towerlab.prompts.prompt import encode_all
+        >>> model = load("mini-gpt2")
+        >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
+        >>> run, words = capture(model, batch), torch.tensor([e.true_id for e in batch])
+        >>> scale = norm_scale(run.resid_final, model.unembedding)
+        >>> of = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
+        >>> [tuple(part.shape) for part in of]
+        [(2, 4), (2, 4), (2, 4, 8)]
 
     Args:
-        resid_pre: each layer's input at the last position.
-        z: what heads feed to W_O there.
-        ffn: what each FFN block adds there.
-        scale: of the final norm at the last position.
-        words: ids of the words followed.
-        norm: one of `unembed.NORMS`.
+        model: Any model.
+        resid_pre: Input of each layer at the last position (layer, prompt, d_model).
+        z: Inputs of W_O at the last position (layer, prompt, head, d_head).
+        ffn: Output of each FFN block at the last position (layer, prompt, d_model).
+        scale: Scale of the final norm at the last position (prompt,).
+        words: Ids of the followed words (prompt,).
+        norm: Reading of the norm scale, one of `unembed.NORMS`.
 
     Returns:
-        That of attention blocks, of FFN blocks, and of heads.
-
-    >>> from towerlab.model.capture import capture
-    >>> from towerlab.model.loading import load
-    >>> from towerlab.prompts.paper_sets import paper_prompts
-    >>> from towerlab.prompts.prompt import encode_all
-    >>> model = load("mini-gpt2")
-    >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
-    >>> run, words = capture(model, batch), torch.tensor([e.true_id for e in batch])
-    >>> scale = norm_scale(run.resid_final, model.unembedding)
-    >>> of = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
-    >>> [tuple(part.shape) for part in of]
-    [(2, 4), (2, 4), (2, 4, 8)]
+        Increases (nats) of attention blocks (prompt, layer), of FFN blocks (prompt, layer), and of
+        heads (prompt, layer, head).
     """
     n_prompts, d_head = z.shape[1], model.d_head
     # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
@@ -142,8 +146,8 @@ def _states(
 ]:
     """Return a layer's states, the vectors of its heads, and the bias of its attention output.
 
-    The states are those before, between and after its blocks, and the first with the vector of each
-    head added.
+    The states are the residual stream before, between and after the layer's blocks, followed by the
+    first state plus the vector of each head.
     """
     vectors = torch.einsum("nhk,hkd->hnd", z, model.output_weight(layer).to(z))
     bias = model.output_bias(layer)

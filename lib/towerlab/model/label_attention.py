@@ -1,17 +1,16 @@
-"""Attention on labels: where they stand, the attention difference, and attention swapped between
-the classes.
+"""Attention on labels: their positions, the attention difference, and swapped attention.
 
     >>> places = torch.tensor([[1, -1, 0]])  # a label of the query's class, one of the other
     >>> weights = torch.tensor([[[[0.6, 0.1, 0.3]]]])  # of one head at the last position
     >>> attention_difference(weights, places), swapped_weights(weights, places)
     (tensor([[[0.5000]]]), tensor([[[[0.1000, 0.6000, 0.3000]]]]))
 
-*Swapped* attention asks: what if the head had looked the other way round? At every position that
-looks back at labels of both classes, the sums of attention on the two classes' labels change
-places. Within a class each label keeps its share of the sum, all else keeps its weight, and values
-stay. Where a class has no attention at all there are no shares: what it is given is spread evenly
-over its labels. So the weights still add up to one, no number grows, and a head whose two sums are
-equal stays as it is.
+*Swapped* attention exchanges the two classes in a head's attention. At every position that attends
+to labels of both classes before it, the sums of attention on the two classes' labels are exchanged.
+Within a class each label keeps its share of the sum, all other positions keep their weights, and
+values do not change. If a class has no attention at all, there are no shares, and its new sum is
+spread evenly over its labels. So the weights still add up to one, no number grows, and a head with
+two equal sums does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from towerlab.prompts.prompt import Prompts
 
 Weights = Float[Tensor, "batch head row position"]
-"""Attention of the last positions, as many as there are rows, on every position"""
+"""Attention of the last positions, one for each row, on every position"""
 
 
 Places = Int[Tensor, "batch position"]
@@ -31,7 +30,14 @@ Places = Int[Tensor, "batch position"]
 
 
 def places_of(batch: Prompts) -> Places:
-    """Return where the labels of prompts of one length are."""
+    """Return the positions of the labels of prompts, with the sign of their class.
+
+    Args:
+        batch: Prompts of one token length.
+
+    Returns:
+        Signs (batch, position): see `Places`.
+    """
     places = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.int8)
     for row, e in enumerate(batch):
         for label, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
@@ -40,14 +46,30 @@ def places_of(batch: Prompts) -> Places:
 
 
 def attention_difference(weights: Weights, places: Places) -> Float[Tensor, "batch head row"]:
-    """Attention of every row on labels of the query's class minus that on the others, in [-1,
-    1]."""
+    """Return the attention on labels of the query's class minus the other labels.
+
+    Args:
+        weights: Attention weights (batch, head, row, position).
+        places: Signs of the label positions (batch, position).
+
+    Returns:
+        Differences (batch, head, row), in [-1, 1].
+    """
     return torch.einsum("bhqp,bp->bhq", weights, places.to(weights))
 
 
 def swapped_weights(weights: Weights, places: Places) -> Weights:
-    """The weights with the attention difference of every row turned round among the labels before
-    it: see the module."""
+    """Return attention weights with the sums on the two classes' labels exchanged.
+
+    Only labels before each row count: see the module.
+
+    Args:
+        weights: Attention weights (batch, head, row, position).
+        places: Signs of the label positions (batch, position).
+
+    Returns:
+        Swapped weights (batch, head, row, position).
+    """
     rows, length = weights.shape[-2:]
     before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
     labels = places.to(weights.device)[:, None, None] * before
@@ -63,8 +85,7 @@ def swapped_weights(weights: Weights, places: Places) -> Weights:
 
 
 def _shares(weights: Weights, side: Float[Tensor, "batch 1 row position"]) -> Weights:
-    """The share of each label of a class in the attention on them; where there is none, all
-    alike."""
+    """Return the share of each label in the attention on its class, or equal shares if it is 0."""
     own = weights * side
     total = own.sum(-1, keepdim=True)
     none = total < torch.finfo(weights.dtype).tiny

@@ -1,4 +1,4 @@
-"""Many edits of the last position at once: what some heads feed to W_O there, replaced.
+"""Many edits of the last position at once, in one batch of rows.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -11,14 +11,16 @@
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
 
-Attention is causal, so an edit of the last position leaves all others as they are: under every edit
-a prompt is one row, which begins at the layer of the edit's lowest head and attends to the keys and
-values of the plain run. The rows of many edits run as one batch of stock blocks. The results equal
-those of `edits.answers` up to rounding (tests/test_edits.py).
+An edit replaces the input of W_O of some heads at the last position. Attention is causal, so such
+an edit does not change any other position. Under every edit a prompt is one row, which begins at
+the layer of the edit's lowest head and attends to the keys and values of the plain run. The rows of
+many edits run as one batch of stock blocks. The results equal those of `edits.answers` up to
+rounding (tests/test_edits.py).
 
-`answers` calls `finals`, and this `block`, layer by layer: the stock block runs, and its attention
-hands the rows' queries, keys and values to `attend`. This puts the keys and values of the plain run
-beside each row's own, makes z, and lets every edit write over that of its row (`Edit.apply`).
+`answers` calls `finals`, which calls `block` layer by layer. The stock block runs, and its
+attention passes the rows' queries, keys and values to `attend`. This function joins the keys and
+values of the plain run with each row's own, computes z, and applies every edit to its row
+(`Edit.apply`).
 """
 
 from __future__ import annotations
@@ -38,21 +40,28 @@ from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Prompts
 
-MAX_ROWS = 1024  # prompts times edits at a time, which bounds the memory
-LOGIT_ROWS = 128  # rows of logits at a time
+MAX_ROWS = 1024  # maximum number of prompts times edits at a time, which bounds the memory
+LOGIT_ROWS = 128  # number of rows of logits at a time
 Around = Callable[[int, Float[Tensor, "batch edit d_model"]], AbstractContextManager]
 
 
 class LastPosition:
-    """Prompts of one length, run once. Memory: keys and values of all their positions in all
-    layers.
+    """Prompts of one token length, run once, to be edited at the last position.
 
-    `plain[layer]` is the layer's state at the last position, `capture` that of the run, which
-    records what is asked for.
+    `plain[layer]` is the layer's state at the last position. `capture` contains the values of the
+    plain run, with the parts that `record` asked for. Memory: keys and values of all positions of
+    the prompts in all layers.
     """
 
     @torch.inference_mode()
     def __init__(self, model: Model, batch: Prompts, record: Collection[str] = ()):
+        """Run the prompts once, without any edit.
+
+        Args:
+            model: Any model.
+            batch: Prompts of one token length.
+            record: Further parts to record: see `capture`.
+        """
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
         self._calls: list[list] = []
@@ -77,18 +86,25 @@ class LastPosition:
             self.capture = capture(model, self.batch, record)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-        """Top token and the labels' log-probabilities (nats) without any edit; a row too, so that
-        rounding is the same."""
+        """Compute the answer without any edit, as a row, so that rounding is equal.
+
+        Returns:
+            Top tokens (batch,), and log-probabilities (nats) of the true label and the other label
+            (batch, label).
+        """
         top, log_prob = self.answers([UNCHANGED])
         return top[0], log_prob[0]
 
     @torch.inference_mode()
     def answers(self, edits: Sequence[Edit]) -> TopAndLogProbs:
-        """Return the same as `edits.answers`, of edits of the last position.
+        """Compute the answers under each edit, equal to those of `edits.answers`.
+
+        Args:
+            edits: Edits of the last position, one for each version of the batch.
 
         Returns:
-            Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the
-            other (edit, prompt, label).
+            Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
+            label (edit, prompt, label).
         """
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
@@ -97,7 +113,15 @@ class LastPosition:
         return top, log_prob
 
     def answers_of(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
-        """Of final residual streams of versions of the batch."""
+        """Compute the answers from final residual streams of versions of the batch.
+
+        Args:
+            final: Final residual streams (edit, batch, d_model).
+
+        Returns:
+            Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
+            label (edit, prompt, label).
+        """
         prompts, rows = self.batch * len(final), final.flatten(0, 1)
         parts = []
         for start in range(0, len(prompts), LOGIT_ROWS):
@@ -111,8 +135,14 @@ class LastPosition:
     def finals(
         self, edits: Sequence[Edit]
     ) -> Iterator[tuple[list[int], Float[Tensor, "edit batch d_model"]]]:
-        """Yield indices of some edits and the final residual streams under them, until all are
-        done."""
+        """Yield the final residual streams under all edits, MAX_ROWS rows at a time.
+
+        Args:
+            edits: Edits of the last position.
+
+        Yields:
+            Indices of some edits, and final residual streams under them (edit, batch, d_model).
+        """
         order = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
         size = max(1, MAX_ROWS // len(self.batch))
         for start in range(0, len(order), size):
@@ -125,10 +155,13 @@ class LastPosition:
         """Return the final residual stream under some edits.
 
         Args:
-            edits: Edits of the last position, sorted by their first layer, so that those that have
-                begun are always the first rows.
-            around: Function of a layer and the rows that it is given. It returns a context in which
-                the layer runs.
+            edits: Edits of the last position, sorted by their first layer, so that the edits that
+                have begun are always the first rows.
+            around: Function of a layer and the rows at its input. It returns a context in which the
+                layer runs.
+
+        Returns:
+            Final residual streams (edit, batch, d_model).
         """
         rows = self.plain[edits[0].first_layer].x[:, :0]  # none yet
         for layer in range(edits[0].first_layer, self.model.n_layers):
@@ -142,8 +175,18 @@ class LastPosition:
     def block(
         self, layer: int, rows: Float[Tensor, "batch edit d_model"], edits: Sequence[Edit]
     ) -> Float[Tensor, "batch edit d_model"]:
-        """One block on the rows of all edits, each of which attends to the other positions and to
-        itself."""
+        """Run one block on the rows of all edits.
+
+        Each row attends to the other positions of the plain run and to itself.
+
+        Args:
+            layer: Layer of the block.
+            rows: Inputs of the block (batch, edit, d_model).
+            edits: Edits of the rows.
+
+        Returns:
+            Outputs of the block (batch, edit, d_model).
+        """
         plain = self.plain[layer].attention
         length, n = plain.key.shape[2], rows.shape[1]
 
@@ -179,8 +222,10 @@ class LastPosition:
 
 
 def _for_rows(value: Any, length: int, rows: int) -> Any:
-    """A block's arguments for `rows` versions of the last of `length` positions; masks are left to
-    `LastPosition.block`."""
+    """Return a block's arguments for `rows` versions of the last of `length` positions.
+
+    Masks are left to `LastPosition.block`.
+    """
     if isinstance(value, dict):
         return {
             k: None if k == "attention_mask" else _for_rows(v, length, rows)

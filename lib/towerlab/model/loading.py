@@ -1,12 +1,12 @@
-"""The loader of models: a shipped name, a folder of safetensors, or a hub id.
+"""The loader of models, from a shipped name, a folder of safetensors, or a hub id.
 
     >>> load("mini-gpt2")
     Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
     >>> fingerprint("smollm2-135m")  # precomputed: its files name the weights, which are not here
     'smollm2-135m@b179c9523d0e'
 
-transformers fills missing weights with random numbers and ignores what it does not know. So `load`
-refuses a checkpoint that is not complete, and proves the loaded model (`proof.prove`). It reads no
+transformers fills missing weights with random numbers and ignores weights that it does not expect.
+So `load` refuses an incomplete checkpoint, and proves the loaded model (`proof.prove`). It reads no
 pickle and runs no code of a model. `training/gguf_to_folder.py` makes a folder from a GGUF file.
 
 torch and transformers are imported in `load`, because importing them takes seconds.
@@ -56,12 +56,15 @@ def load(
         name: Shipped name, folder of safetensors, or hub id.
         dtype: Type of the weights, such as "float32".
         device: Device of the weights.
-        device_map: "auto", or module -> device, in place of `device`; nothing may be offloaded,
+        device_map: "auto", or module -> device, in place of `device`. Nothing may be offloaded,
             because weights are also read outside the forward pass.
+
+    Returns:
+        The proved model, in evaluation mode and without gradients.
 
     Raises:
         TwoTowersError: If there is no such model or device, if weights are missing, left over, of
-            another shape, zero, not finite or not floats, and if the proof fails.
+            another shape, zero, not finite or not floats, or if the proof fails.
     """
     import torch
     from safetensors import safe_open
@@ -126,7 +129,15 @@ def load(
 
 
 def check(name: str, device: str = "cpu") -> None:
-    """Raise TwoTowersError if `load` would refuse a model or device before it reads weights."""
+    """Raise TwoTowersError if `load` would refuse a model before it reads weights.
+
+    Args:
+        name: Name of a model, as for `load`.
+        device: Device of the weights.
+
+    Raises:
+        TwoTowersError: If there is no such model or device, or if `read_config` refuses the model.
+    """
     if device != "cpu":
         import torch
 
@@ -143,8 +154,14 @@ def check(name: str, device: str = "cpu") -> None:
 def read_config(name: str) -> dict[str, Any]:
     """Return config.json of a model; weights are not fetched.
 
+    Args:
+        name: Name of a model, as for `load`.
+
+    Returns:
+        Fields of the config.
+
     Raises:
-        TwoTowersError: If there is no such model, and if it has an adapter, is quantised, needs its
+        TwoTowersError: If there is no such model, or if it has an adapter, is quantised, needs its
             own code, or is of an unknown architecture.
     """
     folder = _folder(name, (CONFIG, "adapter_config.json", *TOKENIZER))
@@ -176,10 +193,17 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def fingerprint(name: str) -> str:
-    """Return `name@` and 12 hexadecimal digits of the SHA-256 over config, weights and tokenizer.
+    """Return `name@` and 12 hexadecimal digits of the hash of a model.
 
-    A converted model has the digits of its GGUF file while the folder is as it was written. A
-    precomputed model has the fingerprint of its measurement files.
+    The hash is the SHA-256 over config, weights and tokenizer. A converted model has the digits of
+    its GGUF file, as long as the folder is unchanged. A precomputed model has the fingerprint of
+    its measurement files.
+
+    Args:
+        name: Name of a model, as for `load`.
+
+    Returns:
+        The fingerprint, such as "mini-gpt2@75fd623de35f".
     """
     if precomputed := _precomputed(name):
         return precomputed
@@ -193,7 +217,14 @@ def fingerprint(name: str) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 over the config without `made_from`, the weights and the tokenizer."""
+    """Return the SHA-256 over the config without `made_from`, the weights and the tokenizer.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        Hexadecimal digits.
+    """
     digests = {}
     for file in {f for pattern in (CONFIG, *TOKENIZER, *WEIGHTS) for f in folder.glob(pattern)}:
         with file.open("rb") as content:
@@ -206,12 +237,12 @@ def folder_digest(folder: Path) -> str:
 
 
 def _precomputed(name: str) -> str | None:
-    """Return the fingerprint of a precomputed model whose weights are not here, else None."""
+    """Return the fingerprint of a precomputed model whose weights are missing, else None."""
     return None if os.path.exists(name) else precomputed_fingerprint(name)
 
 
 def _folder(name: str, patterns: tuple[str, ...]) -> Path:
-    """Return the folder of a model; of a hub id, files that match the patterns are fetched once."""
+    """Return the folder of a model; matching files of a hub id are fetched once."""
     from huggingface_hub import snapshot_download
 
     folder = shipped_models().get(name) or Path(name)
@@ -239,10 +270,10 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of tokenizer.json, or transformers' own if there is no such file.
+    """Return the tokenizer of tokenizer.json, or of transformers if there is no such file.
 
     transformers 5 rebuilds many tokenizers from their class. Only the names of special tokens are
-    read from other files: these may neither add tokens nor change what begins a text.
+    read from other files: these may neither add tokens nor change the beginning of a text.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

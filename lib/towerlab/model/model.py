@@ -5,15 +5,16 @@
     >>> model.output_weight(0).shape  # W_O of every head of layer 0: (head, d_head, d_model)
     torch.Size([8, 12, 96])
 
-What differs between architectures in more than names is hidden here, but for one thing:
+This module hides the differences between architectures that are more than names:
 
 - A norm between W_O (or fc2) and the residual stream (Gemma 2 and 3, OLMo 2). With its scale frozen
   at the last position it is linear, so its weight is part of `output_weight` / `ffn_weight` and its
-  scale part of what `capture` records.
-- How Q, K and V are stored, which layers rotate, which see through a window, what scores are
-  multiplied by.
+  scale part of the values that `capture` records.
+- The storage of Q, K and V, the layers that rotate, the layers with a window, and the scaling of
+  scores.
 
-How a query meets a key is not: `query_key` rebuilds every score from the layer's input.
+One difference is not hidden here: the product of query and key. `query_key` rebuilds every score
+from the layer's input.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from towerlab.prompts.prompt import Encoded, Prompt, Prompts, encode_all
 
 @dataclass(frozen=True)
 class Unembedding:
-    """The final norm and the unembedding E, apart, so that a vector can be projected with any
-    reading of the norm."""
+    """The final norm and the unembedding E, kept apart to project vectors with any norm scale."""
 
     weight: Float[Tensor, "vocabulary d_model"]
     bias: Float[Tensor, "vocabulary"] | None
@@ -47,36 +47,77 @@ class Unembedding:
 
     @property
     def vocabulary(self) -> int:
+        """Number of rows of E."""
         return self.weight.shape[0]
 
 
 def matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
-    """Weight of a linear map as (output, input); transformers' Conv1D (GPT-2) stores it the other
-    way round."""
+    """Return the weight of a linear map as (output, input).
+
+    The class Conv1D of transformers (GPT-2) stores its weight as (input, output).
+
+    Args:
+        linear: Linear map.
+
+    Returns:
+        Weight (output, input), a view.
+    """
     return linear.weight.T if type(linear).__name__ == "Conv1D" else linear.weight
 
 
 def _bias(module: nn.Module) -> Tensor | None:
+    """Return the bias of a module, or None."""
     bias = getattr(module, "bias", None)
     return None if bias is None else bias.detach()
 
 
 def norm_eps(norm: nn.Module) -> float:
+    """Return the constant that a norm adds to the mean square.
+
+    Args:
+        norm: LayerNorm or RMSNorm.
+
+    Returns:
+        The constant, under the attribute name `eps` or `variance_epsilon`.
+    """
     return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
 
 
 def widen(x: Tensor) -> Tensor:
-    """In at least float32."""
+    """Return a tensor in at least float32.
+
+    Args:
+        x: Tensor of any floating type.
+
+    Returns:
+        The tensor in float32, or in its own dtype if that is wider.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def softcapped(x: Tensor, softcap: float | None) -> Tensor:
-    """Return scores or logits bent by `softcap * tanh(x / softcap)` where the model does so."""
+    """Return scores or logits with the model's soft cap, `softcap * tanh(x / softcap)`.
+
+    Args:
+        x: Scores or logits.
+        softcap: Soft cap, or None if the model has none.
+
+    Returns:
+        Values of the shape of `x`.
+    """
     return x if softcap is None else softcap * (x / softcap).tanh()
 
 
 def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
-    """What RMSNorm divides by, in at least float32."""
+    """Return the root mean square by which RMSNorm divides, in at least float32.
+
+    Args:
+        v: Vectors (*rows, width).
+        eps: Constant of the norm.
+
+    Returns:
+        Scales (*rows,).
+    """
     return (widen(v).square().mean(-1) + eps).sqrt()
 
 
@@ -85,7 +126,7 @@ class Model:
     """A loaded causal language model, its tokenizer, and its row of the table.
 
     Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a
-    hash of all that defines it; it stands in every table made from this model.
+    hash of all that defines the model. Every table made from this model contains it.
     """
 
     name: str
@@ -95,39 +136,50 @@ class Model:
     fingerprint: str = ""
 
     def __repr__(self) -> str:
+        """Return the name and the size of the model."""
         name = self.fingerprint or self.name
         return f"Model({name}: {self.n_layers} layers of {self.n_heads} heads)"
 
     @property
     def config(self) -> Any:
+        """Configuration of the model, as transformers loads it."""
         return self.hf.config
 
     @property
     def n_layers(self) -> int:
+        """Number of layers."""
         return self.config.num_hidden_layers
 
     @property
     def n_heads(self) -> int:
+        """Number of query heads of a layer."""
         return self.config.num_attention_heads
 
     @property
     def n_key_value_heads(self) -> int:
-        """Under grouped-query attention several query heads share one key and value head."""
+        """Number of key and value heads of a layer.
+
+        Under grouped-query attention several query heads share one key and value head.
+        """
         return getattr(self.config, "num_key_value_heads", None) or self.n_heads
 
     @property
     def d_model(self) -> int:
+        """Width of the residual stream."""
         return self.config.hidden_size
 
     @property
     def d_head(self) -> int:
+        """Width of a head."""
         return getattr(self.config, "head_dim", None) or self.d_model // self.n_heads
 
     @property
     def context(self) -> int:
-        """Longest prompt in tokens. Under LongRoPE (Phi-3) all angles change beyond the length of
-        the pretraining, for positions below it too; only prompts up to it have one set of
-        scores."""
+        """Maximum number of tokens of a prompt.
+
+        Under LongRoPE (Phi-3) all angles change in prompts that are longer than the pretraining,
+        also for positions below that length. Only prompts up to that length have one set of scores.
+        """
         rope = getattr(self.config, "rope_parameters", None) or {}
         longest = self.config.max_position_embeddings
         if rope.get("rope_type") != "longrope":
@@ -136,24 +188,29 @@ class Model:
 
     @property
     def device(self) -> torch.device:
+        """Device of the unembedding, on which captured values are brought together."""
         return self.unembedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Type of the weights."""
         return self.unembedding.weight.dtype
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
+        """Blocks of the model, in the order of the layers."""
         return list(self.hf.get_submodule(self.architecture.blocks))
 
     @cached_property
     def final_norm(self) -> nn.Module:
+        """Norm before the unembedding."""
         return self.hf.get_submodule(self.architecture.final_norm)
 
     @cached_property
     def unembedding(self) -> Unembedding:
+        """Final norm and unembedding, on the device of the unembedding."""
         head, norm = self.hf.get_output_embeddings(), self.final_norm
-        # tied to the embeddings, it may live away from the final norm (device_map)
+        # Tied to the embeddings, it may be on another device than the final norm (device_map).
         here = head.weight.device
         return Unembedding(
             head.weight.detach(),
@@ -166,86 +223,175 @@ class Model:
         )
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """Return prompts as tokens of this model: see `prompt.encode_all`."""
+        """Return prompts as tokens of this model.
+
+        Args:
+            prompts: Prompts of any length.
+
+        Returns:
+            Encoded prompts, in their order: see `prompt.encode_all`.
+
+        Raises:
+            TwoTowersError: If a prompt cannot be encoded.
+        """
         return encode_all(prompts, self.tokenizer, self.context)
 
     def token_ids(self, batch: Prompts) -> Int[Tensor, "batch position"]:
-        """Token ids of prompts of one length, where the model takes them."""
+        """Return the token ids of prompts, on the device where the model expects them.
+
+        Args:
+            batch: Prompts of one token length.
+
+        Returns:
+            Token ids (batch, position).
+        """
         return torch.tensor(
             [e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device
         )
 
     def logits(self, batch: Prompts) -> Float[Tensor, "batch vocabulary"]:
-        """One forward pass over prompts of one length: the logits of the last position, where the
-        model leaves them."""
+        """Run prompts of one token length, and return the logits of the last position.
+
+        Args:
+            batch: Prompts of one token length.
+
+        Returns:
+            Logits (batch, vocabulary), on the device where the model leaves them.
+        """
         return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[
             :, -1
         ]
 
     def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
-        """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as
-        Gemma does it)."""
+        """Return the factor of a norm: its weight, or 1 + weight for Gemma.
+
+        Args:
+            norm: Norm of this model.
+
+        Returns:
+            Factor (width,). For Gemma it is in at least float32, as in Gemma itself.
+        """
         weight, gain = norm.weight.detach(), self.architecture.gain
         return widen(weight) + gain if gain else weight
 
     def frozen_norm(
         self, norm: nn.Module, x: Float[Tensor, "*#rows width"], v: Float[Tensor, "*rows width"]
     ) -> Float[Tensor, "*rows width"]:
-        """Return v after a norm whose scale is frozen at x, without its bias: linear in v."""
+        """Return v after a norm whose scale is frozen at x, without its bias: linear in v.
+
+        Args:
+            norm: Norm of this model.
+            x: Vectors that set the scale (*#rows, width).
+            v: Vectors to normalise (*rows, width).
+
+        Returns:
+            Vectors (*rows, width), in at least float32.
+        """
         x, v = widen(x), widen(v)
         if self.architecture.centred:
             x, v = (of - of.mean(-1, keepdim=True) for of in (x, v))
         return v * self.norm_gain(norm).to(v) / rms(x, norm_eps(norm)).to(v)[..., None]
 
     def part(self, layer: int, path: str) -> nn.Module:
-        """The module at `path` inside block `layer`; `path` may be a field of the row, such as
-        "attention_out"."""
+        """Return a module inside a block.
+
+        Args:
+            layer: Layer of the block.
+            path: Path of the module inside the block, or a field of the row, such as
+                "attention_out".
+
+        Returns:
+            The module.
+        """
         return self.blocks[layer].get_submodule(getattr(self.architecture, path, path))
 
     def norm_after(self, layer: int, block: str) -> nn.Module | None:
-        """The norm between W_O ("attention") or fc2 ("ffn") and the residual stream; most
-        architectures have none."""
+        """Return the norm between W_O or fc2 and the residual stream.
+
+        Args:
+            layer: Layer of the norm.
+            block: "attention" for W_O, "ffn" for fc2.
+
+        Returns:
+            The norm, or None, as in most architectures.
+        """
         out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
         return None if out == module else self.part(layer, module)
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
+        """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
         matrix = matrix_of(self.part(layer, f"{block}_out")).detach().T
         norm = self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        """W_O^h of every head of a layer: a head's vector is `capture.z[..., h, :] @
-        output_weight(layer)[h]`.
+        """Return W_O^h of every head of a layer.
 
-        A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's
-        weight, so that the vectors are those added to the residual stream and still sum to the
-        block's output.
+        A head's vector is `capture.z[..., h, :] @ output_weight(layer)[h]`. The result is a view of
+        the weights, unless a norm follows (Gemma 2 and 3, OLMo 2). Then it is multiplied by that
+        norm's weight, so that the vectors are those added to the residual stream and still sum to
+        the block's output.
+
+        Args:
+            layer: Layer of the heads.
+
+        Returns:
+            Weights (head, d_head, d_model).
         """
         return self._output_matrix(layer, "attention").reshape(
             self.n_heads, self.d_head, self.d_model
         )
 
     def output_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        """Bias of the attention output; it belongs to the block, to no head."""
+        """Return the bias of the attention output, which belongs to the block and to no head.
+
+        Args:
+            layer: Layer of the block.
+
+        Returns:
+            Bias (d_model,), or None.
+        """
         return _bias(self.part(layer, "attention_out"))
 
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """fc2: row k is the value vector of neuron k (Geva et al. 2020; v1 appendix E), times the
-        weight of a norm that follows (Gemma 2)."""
+        """Return fc2, whose row k is the value vector of neuron k.
+
+        Source: Geva et al. 2020; v1 appendix E. The rows are multiplied by the weight of a norm
+        that follows (Gemma 2).
+
+        Args:
+            layer: Layer of the FFN.
+
+        Returns:
+            Value vectors (neuron, d_model).
+        """
         return self._output_matrix(layer, "ffn")
 
     def ffn_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        """Bias of the FFN output; it belongs to the block, to no neuron."""
+        """Return the bias of the FFN output, which belongs to the block and to no neuron.
+
+        Args:
+            layer: Layer of the block.
+
+        Returns:
+            Bias (d_model,), or None.
+        """
         return _bias(self.part(layer, "ffn_out"))
 
     def subkeys(
         self, layer: int
     ) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
-        """fc1's rows and biases of all neurons, to be met by the FFN norm's output (v1 appendix E:
-        FFN subkeys).
+        """Return the rows and biases of fc1 of all neurons (v1 appendix E: FFN subkeys).
 
-        One map, whose activation is the coefficient. A gated FFN has two: the coefficient is the
-        activation of the first (the gate's) times the second.
+        Their products are with the output of the FFN norm. An FFN has one map, whose activation is
+        the coefficient. A gated FFN has two maps: the coefficient is the activation of the first
+        map (the gate) times the second.
+
+        Args:
+            layer: Layer of the FFN.
+
+        Returns:
+            Rows (map, neuron, d_model), and biases (map, neuron) or None.
         """
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         size = matrix_of(self.part(layer, "ffn_out")).shape[1]
@@ -257,17 +403,28 @@ class Model:
 
     @property
     def parallel(self) -> bool:
-        """Whether an FFN reads the layer's input, and not what the layer's attention added to it
-        (GPT-J, GPT-NeoX)."""
+        """Whether an FFN reads the layer's input, without the attention's output.
+
+        The FFNs of GPT-J, Phi and (depending on the config) GPT-NeoX do so.
+        """
         row = self.architecture.parallel
         return bool(getattr(self.config, row)) if isinstance(row, str) else row
 
     def projection(
         self, layer: int, which: int
     ) -> tuple[Float[Tensor, "head d_head d_model"], Float[Tensor, "head d_head"] | None]:
-        """Return W_Q (0), W_K (1) or W_V (2) of every head, and its bias.
+        """Return W_Q, W_K or W_V of every head, and its bias.
 
-        They come before the scaling, any norm of heads, and rotation: see `query_key`.
+        They are applied before the scaling, before any norm of heads and before the rotation: see
+        `query_key`.
+
+        Args:
+            layer: Layer of the heads.
+            which: 0 for W_Q, 1 for W_K, 2 for W_V.
+
+        Returns:
+            Weights (head, d_head, d_model), and biases (head, d_head) or None. For W_K and W_V the
+            heads are key and value heads.
         """
         layout, maps = self.architecture.qkv, self.architecture.qkv_maps
         linear = self.part(layer, "attention").get_submodule(
@@ -287,22 +444,41 @@ class Model:
         return own(matrix_of(linear).detach()), None if bias is None else own(bias)
 
     def score_scaling(self, layer: int) -> float:
-        """By what query-key products are multiplied: `d_head ** -0.5` in most architectures, 1 in
-        GPT-Neo."""
+        """Return the factor of query-key products.
+
+        Args:
+            layer: Layer of the attention.
+
+        Returns:
+            `d_head ** -0.5` in most architectures, 1 in GPT-Neo.
+        """
         name = self.architecture.scaling
         number = float(getattr(self.part(layer, "attention"), name)) if name else 1.0
         return 1 / number if self.architecture.divides_scores else number
 
     def rotates(self, layer: int) -> bool:
-        """Whether a layer turns its queries and keys by their positions."""
+        """Return whether a layer rotates its queries and keys by their positions.
+
+        Args:
+            layer: Layer of the attention.
+
+        Returns:
+            False for learned positions, and for the layers that SmolLM3 leaves out.
+        """
         field = self.architecture.rotating_layers
         return self.architecture.positions == "rotary" and bool(
             not field or getattr(self.config, field)[layer]
         )
 
     def window(self, layer: int) -> int | None:
-        """How many positions, its own included, a position sees in this layer; None = all up to its
-        own."""
+        """Return the number of positions that a position attends to in a layer.
+
+        Args:
+            layer: Layer of the attention.
+
+        Returns:
+            Number of positions, the position itself included, or None for all positions up to it.
+        """
         length, field, kind = self.architecture.window
         kinds = getattr(self.config, field, None)
         return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None
@@ -310,9 +486,24 @@ class Model:
     def for_query_heads(
         self, x: Float[Tensor, "*batch kv_head position d_head"]
     ) -> Float[Tensor, "*batch head position d_head"]:
-        """Return keys or values of every query head (grouped-query attention: repeated ones)."""
+        """Return the keys or values of every query head.
+
+        Args:
+            x: Keys or values (*batch, kv_head, position, d_head).
+
+        Returns:
+            Keys or values (*batch, head, position, d_head). Under grouped-query attention they are
+            repeated.
+        """
         return x.repeat_interleave(self.n_heads // self.n_key_value_heads, dim=-3)
 
     def value_head(self, head: int) -> int:
-        """The key-value head that query head `head` reads (grouped-query attention)."""
+        """Return the key-value head that a query head reads (grouped-query attention).
+
+        Args:
+            head: Number of the query head.
+
+        Returns:
+            Number of the key-value head.
+        """
         return head // (self.n_heads // self.n_key_value_heads)

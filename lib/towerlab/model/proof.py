@@ -1,7 +1,9 @@
 """Proof that a model's row of the table of architectures is right, on the loaded weights.
 
-prove(model)                                 # raises TwoTowersError naming the identity that fails
-identity_errors(model, seen)                 # the relative error of each
+    prove(model)                                 # raises TwoTowersError with the failed identity
+    identity_errors(model, seen)                 # the relative error of each identity
+
+`loading.load` proves every model that it loads.
 """
 
 from __future__ import annotations
@@ -15,24 +17,36 @@ from towerlab.model.capture import Capture, capture
 from towerlab.model.model import Model, softcapped, widen
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
-# Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in
-# float32 even in a float64 model, so float64 is not held to more than that).
+# Maximum error of an identity, relative to the size of the numbers compared. RMSNorm computes in
+# float32 even in a float64 model, so the limit of float64 is not stricter than that.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 WIDER = "take dtype=bfloat16 or float32, or if these are too narrow, float64"
-"""What helps where activations overflow"""
-PROVEN = frozenset({"weights", "values", "neurons", "streams"})  # what a proof records
+"""Remedy if activations overflow"""
+PROVEN = frozenset({"weights", "values", "neurons", "streams"})  # parts that a proof records
 
 
 def prove(model: Model) -> dict[str, float]:
-    """Show on one short input that the row of the table is right; return the relative error of each
-    identity.
+    """Check on one short input that the row of the table is right.
 
-    Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions
-    sum to heads; neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the
-    model's logits; attention scores rebuilt from layer inputs (`query_key`), and neurons'
-    coefficients from what their FFN reads, = those of the model. Raises TwoTowersError naming the
-    identity that failed, or for answers that are not finite.
+    The identities:
+
+    - embeddings + blocks = final residual stream;
+    - heads + output bias = attention block;
+    - positions sum to heads;
+    - neurons + bias = FFN block;
+    - bs of the final residual stream + bs of the norm's bias = the model's logits;
+    - attention scores rebuilt from layer inputs (`query_key`) = scores of the model;
+    - neurons' coefficients from the input of their FFN = coefficients of the model.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        Identity -> relative error.
+
+    Raises:
+        TwoTowersError: If an identity fails, or if answers are not finite.
     """
     probe = capture(model, [_probe(model)], PROVEN)
     if not probe.own_logits.isfinite().all():
@@ -53,15 +67,25 @@ def prove(model: Model) -> dict[str, float]:
 
 
 def _probe(model: Model) -> Encoded:
-    """Eight tokens spread over the vocabulary: the identities hold on any input, so no tokenizer is
-    needed."""
+    """Return eight tokens spread over the vocabulary, as a prompt.
+
+    The identities hold on any input, so no tokenizer is needed.
+    """
     ids = tuple(int(i) for i in torch.linspace(0, model.unembedding.vocabulary - 1, 8))
     prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
     return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
 
 
 def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
-    """Largest relative error of every identity over layers and prompts. Needs record=PROVEN."""
+    """Return the largest relative error of every identity over layers and prompts.
+
+    Args:
+        model: Any model.
+        capture: Values of a batch, recorded with PROVEN.
+
+    Returns:
+        Identity -> relative error.
+    """
     unembedding, errors = model.unembedding, dict[str, float]()
 
     def compare(identity: str, ours: Tensor, theirs: Tensor) -> None:
@@ -105,7 +129,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
 
 
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
-    """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
+    """Return the coefficients of all neurons of a layer, from the stream before its FFN."""
     x, (key, bias) = capture.resid_mid[layer], model.subkeys(layer)
     if model.architecture.ffn_norm:
         x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
@@ -114,4 +138,5 @@ def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
 
 
 def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x plus a bias, or x if there is no bias."""
     return x if bias is None else x + bias.to(x.device)

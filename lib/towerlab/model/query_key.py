@@ -1,4 +1,4 @@
-"""How a query meets a key: every attention score rebuilt from the layer's input.
+"""Every attention score rebuilt from the layer's input, as a product of query and key.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -7,16 +7,21 @@
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> from towerlab.model.capture import capture
     >>> run = capture(model, batch, {"streams", "weights"})
-    >>> x, places = normed(model, 2, run.stream_inputs[2]), torch.arange(14)  # what W_Q, W_K meet
+    >>> x, places = normed(model, 2, run.stream_inputs[2]), torch.arange(14)  # input of W_Q and W_K
     >>> torch.allclose(last_scores(model, 2, x, places), run.scores[2], atol=1e-3)
     True
 
-A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures
-differ: the rotation R is there in rotary models only (SmolLM3: in most layers), turns all or some
-of a head's numbers, in halves or as neighbours, by angles that may depend on the kind of layer
-(Gemma 3); the norm is of each head (Qwen 3, Gemma 3) or of all heads of a layer together (OLMo 2);
-OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this against the scores
-captured.
+A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`. Architectures differ in its
+parts:
+
+- The rotation R is part of rotary models only (in SmolLM3, of most layers). It rotates all or some
+  of a head's numbers, in halves or as neighbours, by angles that may depend on the kind of layer
+  (Gemma 3).
+- The norm is applied to each head (Qwen 3, Gemma 3) or to all heads of a layer together (OLMo 2).
+- OPT scales its query first.
+- Gemma 2 applies a soft cap at the end.
+
+Tests compare all scores with the captured scores.
 """
 
 from __future__ import annotations
@@ -32,8 +37,16 @@ from towerlab.model.model import Model, norm_eps, rms
 def normed(
     model: Model, layer: int, x: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows d_model"]:
-    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x
-    (`capture.stream_inputs[layer]`), or x itself where there is none (OLMo 2)."""
+    """Return the input of W_Q, W_K and W_V: the attention norm of the layer's input.
+
+    Args:
+        model: Any model.
+        layer: Layer of the attention.
+        x: Input of the layer (*rows, d_model), such as `capture.stream_inputs[layer]`.
+
+    Returns:
+        Normalised vectors (*rows, d_model), or x itself if the layer has no such norm (OLMo 2).
+    """
     return (
         through_norm(model.part(layer, "attention_norm"), x)
         if model.architecture.attention_norm
@@ -42,17 +55,35 @@ def normed(
 
 
 def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of x; under a device_map the norm may live elsewhere than what was captured."""
+    """Return the norm of x, on the device of x.
+
+    Under a device_map the norm may be on another device than captured values.
+
+    Args:
+        norm: Norm of a model.
+        x: Vectors (*rows, width).
+
+    Returns:
+        Normalised vectors (*rows, width).
+    """
     return norm(x.to(norm.weight.device)).to(x.device)
 
 
 def queries(
     model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows head d_head"]:
-    """Queries before rotation, the scaling included: at the last position, those of the attention
-    times its scaling there.
+    """Return the scaled queries before rotation.
 
-    Their product with `keys`, both turned to their positions, is the score before a soft cap.
+    At the last position they are the queries of the attention times its scaling. Their product with
+    `keys`, both rotated to their positions, is the score before a soft cap.
+
+    Args:
+        model: Any model.
+        layer: Layer of the attention.
+        normed: Inputs of W_Q (*rows, d_model).
+
+    Returns:
+        Queries (*rows, head, d_head).
     """
     query = _through(*model.projection(layer, 0), normed)
     return _head_norm(model, layer, 0, query) * model.score_scaling(layer)
@@ -61,16 +92,29 @@ def queries(
 def keys(
     model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows kv_head d_head"]:
-    """Keys before rotation; turned to their positions they are those of the attention."""
+    """Return the keys before rotation.
+
+    Rotated to their positions they are the keys of the attention.
+
+    Args:
+        model: Any model.
+        layer: Layer of the attention.
+        normed: Inputs of W_K (*rows, d_model).
+
+    Returns:
+        Keys (*rows, kv_head, d_head).
+    """
     return _head_norm(model, layer, 1, _through(*model.projection(layer, 1), normed))
 
 
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
+    """Return vectors after the linear map of every head."""
     out = torch.einsum("...d,hkd->...hk", x, weight.to(x.device))
     return out if bias is None else out + bias.to(x.device)
 
 
 def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
+    """Return queries (0) or keys (1) after their norm, or v itself if there is none."""
     name = model.architecture.head_norms[which]
     if not name:
         return v
@@ -82,10 +126,19 @@ def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
 def rotated(
     model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"]
 ) -> Float[Tensor, "*rows d_head"]:
-    """Return queries or keys turned to their positions, which broadcast to the rows.
+    """Return queries or keys rotated to their positions.
 
-    A layer that does not rotate returns v itself. Some models (dynamic angles, LongRoPE) turn by
-    other angles in prompts longer than `Model.context`, which `prompt.encode` refuses.
+    A layer that does not rotate returns v itself. Some models (dynamic angles, LongRoPE) use other
+    angles in prompts longer than `Model.context`, which `prompt.encode_all` refuses.
+
+    Args:
+        model: Any model.
+        layer: Layer of the attention.
+        v: Queries or keys (*rows, d_head).
+        positions: Positions (*#rows), which broadcast to the rows.
+
+    Returns:
+        Rotated vectors (*rows, d_head).
     """
     if not model.rotates(layer):
         return v
@@ -101,7 +154,7 @@ def rotated(
 
 
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The model's own, in its dtype, for the numbers of a head that it turns."""
+    """Return the model's own cosines and sines, in its dtype, for the rotated numbers of a head."""
     if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
         table = model.part(layer, "attention").embed_positions
         sin, cos = (
@@ -123,10 +176,18 @@ def last_scores(
     normed: Float[Tensor, "batch position d_model"],
     positions: Int[Tensor, "position"],
 ) -> Float[Tensor, "batch head position"]:
-    """Scores of the last position with every position, soft-capped where the model does so; no
-    mask, no softmax.
+    """Return the scores of the last position with every position.
 
-    `positions` are where queries and keys stand: 0, 1, ...
+    The scores are soft-capped where the model does so, without a mask and without softmax.
+
+    Args:
+        model: Any model.
+        layer: Layer of the attention.
+        normed: Inputs of W_Q and W_K (batch, position, d_model).
+        positions: Positions of queries and keys (position,): 0, 1, ...
+
+    Returns:
+        Scores (nats; batch, head, position).
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
@@ -142,11 +203,22 @@ def query_in_input_space(
     query: Float[Tensor, "batch d_head"],
     normed: Float[Tensor, "batch d_model"],
 ) -> Float[Tensor, "batch d_model"]:
-    """A head's query, before rotation, carried through W_K into the input space of the keys.
+    """Return a head's query, before rotation, carried through W_K into the keys' input space.
 
-    Its product with `normed`, the attention norm's output, is that of `query` with the key that
-    `keys` makes of it, but for what a bias adds to every key. A norm of keys (Qwen 3) is frozen at
-    `normed`; elsewhere the result does not depend on it.
+    The product of the result with `normed`, the attention norm's output, is the product of `query`
+    with the key that `keys` computes from it, except for the constant that a bias adds to every
+    key. A norm of keys (Qwen 3) is frozen at `normed`; in other models the result does not depend
+    on it.
+
+    Args:
+        model: Any model.
+        layer: Layer of the head.
+        head: Number of the query head.
+        query: Queries of the head (batch, d_head).
+        normed: Inputs of W_K (batch, d_model).
+
+    Returns:
+        Vectors in the input space of W_K (batch, d_model).
     """
     weight, kv_head = model.projection(layer, 1)[0], model.value_head(head)
     if name := model.architecture.head_norms[1]:

@@ -1,4 +1,4 @@
-"""Which way what some heads send reaches the answer: by the output, by later queries, by MLPs.
+"""Routes of a head's message to the answer: by the output, by later queries, by MLPs.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -10,14 +10,15 @@
     >>> routed(last, [(edit, Route(True, False, False)), (edit, Route(True, True, True))]).shape
     torch.Size([2, 2, 96])
 
-An edit of the last position makes some heads feed other z to W_O. What that changes in their
-layers' attention outputs is their *message*. A route says which readers of the residual stream are
-given the message: the final norm (*output*), the attention of later layers (*queries*: the last
-position's query, with its own key and value), and MLPs. Readers to which a route is closed are
-given the stream without the message, but with everything that others have made of it: first hops
-are cut, and all that comes after them responds. With every route open this is the plain edit, with
-none it is the plain run. Under a norm after W_O (Gemma 2 and 3, OLMo 2) the message is what the
-edit changes in the plain run.
+An edit of the last position replaces z of some heads. The change in their layers' attention outputs
+is their *message*. A route lists the readers of the residual stream that are given the message: the
+final norm (*output*), the attention of later layers (*queries*: the last position's query, with its
+own key and value), and MLPs.
+
+Readers to which a route is closed are given the stream without the message, but with everything
+that other readers have computed from it: first hops are cut, and everything after them responds.
+With every route open this is the plain edit, and with no route open it is the plain run. Under a
+norm after W_O (Gemma 2 and 3, OLMo 2) the message is the change by the edit in the plain run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from towerlab.prompts.prompt import Prompts
 
 
 class Route(NamedTuple):
-    """Which readers are given the message."""
+    """Readers of the residual stream that are given the message."""
 
     output: bool
     queries: bool
@@ -48,8 +49,18 @@ class Route(NamedTuple):
 
 
 def message(last: LastPosition, edit: Edit, layer: int) -> Float[Tensor, "batch 1 d_model"]:
-    """Return what an edit of one layer changes in its attention block's output, all else as in the
-    plain run."""
+    """Return the change by an edit in the output of one layer's attention block.
+
+    Everything else is as in the plain run.
+
+    Args:
+        last: Prompts, run once.
+        edit: Edit of the last position.
+        layer: Layer of the attention block.
+
+    Returns:
+        Changed output minus plain output (batch, 1, d_model).
+    """
     plain, model = last.plain[layer], last.model
     changed = plain._replace(z=plain.z.clone())
     edit.apply(layer, changed)
@@ -66,11 +77,14 @@ def message(last: LastPosition, edit: Edit, layer: int) -> Float[Tensor, "batch 
 def routed(
     last: LastPosition, versions: Sequence[tuple[Edit, Route]]
 ) -> Float[Tensor, "version batch d_model"]:
-    """Return what the final norm is given at the last position in each version.
+    """Return the input of the final norm at the last position in each version.
 
     Args:
         last: Prompts, run once.
         versions: Edits of the last position, each with the readers that are given its message.
+
+    Returns:
+        Final residual streams (version, batch, d_model), in the order of the versions.
     """
     order = sorted(range(len(versions)), key=lambda i: versions[i][0].first_layer)
     edits, routes = zip(*(versions[i] for i in order), strict=True)
@@ -103,8 +117,7 @@ def _hiding(
     from_queries: Float[Tensor, "batch row d_model"],
     from_mlps: Float[Tensor, "batch row d_model"],
 ) -> Iterator[None]:
-    """One block, given x, whose attention and MLP read what they are given without the messages of
-    closed routes."""
+    """Run one block at x, whose attention and MLP read x without the messages of closed routes."""
     middle = [x]
 
     def attention(_, args, kwargs):
@@ -119,7 +132,7 @@ def _hiding(
         state = middle[0] - from_mlps
         if model.architecture.ffn_norm:
             state = query_key.through_norm(model.part(layer, "ffn_norm"), state)
-        # some flatten batch and position before their FFN
+        # Some models flatten batch and position before their FFN.
         return (state.reshape(args[0].shape).to(args[0]), *args[1:])
 
     with ExitStack() as stack:
@@ -135,10 +148,17 @@ def _hiding(
 def logit_differences(
     model: Model, final: Float[Tensor, "*versions batch d_model"], batch: Prompts
 ) -> Float[Tensor, "*versions batch"]:
-    """Logit of the true label minus that of the other (nats), from final residual streams: the
-    norm's scale recomputed.
+    """Return the logit of the true label minus that of the other label.
 
-    Only these two words are unembedded.
+    The scale of the final norm is recomputed. Only these two words are unembedded.
+
+    Args:
+        model: Any model.
+        final: Final residual streams (*versions, batch, d_model).
+        batch: Prompts of the streams.
+
+    Returns:
+        Logit differences (nats; *versions, batch).
     """
     unembedding = model.unembedding
     normed = final_normed(model, final)

@@ -1,12 +1,12 @@
-"""What the tokens of a vocabulary spell, and which of them say nothing about a topic.
+"""Texts of the tokens of a vocabulary, and the tokens without a topic.
 
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
-    lexicon.texts[318], lexicon.texts[359]  # 'is', '-ll': the hyphen marks a piece that begins none
+    lexicon.texts[318], lexicon.texts[359]  # 'is', '-ll': a hyphen marks a piece inside a word
     lexicon.plain[318]                      # 'is': lower case, no space, no hyphen
     lexicon.stopword_ids                    # of stop words, punctuation, single letters and bytes
 
-The stop words are a short list of this book (data/words/stop_words.txt); the paper removes some too
-and does not say which.
+The stop words are a short list of this book (data/words/stop_words.txt). The paper also removes
+some stop words and does not list them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ from twotowers.paths import data_folder
 
 @lru_cache(maxsize=1)
 def stop_words() -> frozenset[str]:
-    """English words that say nothing about a topic: articles, pronouns, prepositions,
-    auxiliaries."""
+    """Return English words without a topic: articles, pronouns, prepositions, auxiliaries.
+
+    Returns:
+        Words of data/words/stop_words.txt.
+    """
     path = data_folder() / "words" / "stop_words.txt"
     return frozenset(tables.read_text(path).split())
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """`texts[id]` for people, `plain[id]` to compare with words ("" where there is no text). Made
-    with `of`."""
+    """Texts of all tokens of a vocabulary, made with `of`.
+
+    `texts[id]` is the text to print. `plain[id]` is the text to compare with words, "" if the token
+    has no text.
+    """
 
     texts: tuple[str, ...]
     plain: tuple[str, ...]
@@ -43,7 +49,13 @@ class Lexicon:
     def of(cls, tokenizer: Any, vocabulary: int) -> Lexicon:
         """Return the texts of all rows of an unembedding.
 
-        Rows beyond the tokenizer's own (padding) read "<id 50300>".
+        Args:
+            tokenizer: Tokenizer of the model.
+            vocabulary: Number of rows. Rows beyond the tokenizer's tokens (padding) read "<id
+                50300>".
+
+        Returns:
+            The lexicon.
         """
         size = min(vocabulary, len(tokenizer))
         # Each token is decoded after a colon: some decoders drop the space of the first token.
@@ -62,8 +74,10 @@ class Lexicon:
 
     @cached_property
     def stopword_ids(self) -> Int[Tensor, "word"]:
-        """Ids of tokens that tell nothing of a topic: stop words, and what holds no word of two
-        letters or a digit."""
+        """Ids of tokens without a topic.
+
+        These are stop words, and tokens without a word of two letters or a digit.
+        """
         stop = stop_words()
         return torch.tensor(
             [i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]
@@ -72,7 +86,14 @@ class Lexicon:
 
 @lru_cache(maxsize=100_000)
 def content_words(text: str) -> frozenset[str]:
-    """The words of a text that are not stop words, in lower case."""
+    """Return the words of a text that are not stop words, in lower case.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The words.
+    """
     return (
         frozenset(w for w in re.findall(r"[^\W_]+", text.casefold()) if is_content_word(w))
         - stop_words()
@@ -80,18 +101,26 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def is_content_word(plain: str) -> bool:
+    """Return whether a token can be a word with a topic: a digit, two letters, or one CJK sign.
+
+    Args:
+        plain: Text of the token, as in `Lexicon.plain`.
+
+    Returns:
+        Whether the token can be such a word, regardless of stop words.
+    """
     if any(c.isdigit() for c in plain):
         return True
     letters = [c for c in plain if c.isalpha()]
-    # one CJK sign can be a word
+    # One CJK sign can be a word.
     return len(letters) > 1 or (len(letters) == 1 and not letters[0].isascii())
 
 
 def _spell(text: str) -> tuple[str, str]:
-    """Return a decoded token for people, and to compare with words."""
+    """Return the text of a decoded token to print, and the text to compare with words."""
     word = text.strip()
     if not word:
         return "space" if text in (" ", "") else repr(text)[1:-1], ""
-    # Only letters can continue a word: a colon is no piece of one.
+    # Only letters can continue a word: a colon is not a piece of a word.
     begins = text[0].isspace() or not text[0].isalpha()
     return word if begins else f"-{word}", word.casefold()

@@ -1,4 +1,4 @@
-"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words.
+"""Vectors projected to the vocabulary: bs-values, log-probabilities, ranks and top words.
 
     >>> E = Unembedding(torch.eye(3), None, torch.ones(3), None, False, 0.0)
     >>> v = torch.tensor([[3.0, 1.0, 2.0]])
@@ -6,14 +6,15 @@
     (tensor([[3, 1]]), tensor([[2, 1]]))
 
 The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`;
-the final norm's bias is left out. Two readings of the scale s:
+the final norm's bias is left out. There are two readings of the scale s:
 
 - "frozen": s of the final norm at the last position of the same forward pass. bs is then linear,
   `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
-- "recomputed": the norm applied to each vector by itself, s from the vector projected.
+- "recomputed": the norm applied to each vector by itself, s from the projected vector.
 
-Functions that take a `scale` read frozen with it, and recomputed without. The vocabulary is
-streamed: memory for rows x `SLAB` numbers at a time, never rows x vocabulary.
+Functions with an argument `scale` use the frozen reading if it is given, and the recomputed reading
+if not. The vocabulary is streamed: memory for rows x `SLAB` numbers at a time, never rows x
+vocabulary.
 """
 
 from __future__ import annotations
@@ -27,21 +28,37 @@ from torch import Tensor
 from towerlab.model.model import Model, Unembedding, rms, softcapped, widen
 
 NORMS = ("frozen", "recomputed")
-SLAB = 4096  # vocabulary entries projected at a time
-ROWS = 4096  # vectors ranked at a time
+SLAB = 4096  # number of words projected at a time
+ROWS = 4096  # number of vectors ranked at a time
 
 
 def centre(
     v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
 ) -> Float[Tensor, "*rows d_model"]:
-    """Subtract the mean for LayerNorm; RMSNorm leaves v as it is."""
+    """Subtract the mean for LayerNorm; for RMSNorm return v unchanged.
+
+    Args:
+        v: Vectors (*rows, d_model).
+        unembedding: Unembedding of the model.
+
+    Returns:
+        Vectors (*rows, d_model).
+    """
     return v - v.mean(-1, keepdim=True) if unembedding.centred else v
 
 
 def norm_scale(
     v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
 ) -> Float[Tensor, "*rows"]:
-    """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
+    """Return the scale s of the final norm at v: `sqrt(mean(centre(v)^2) + eps)`.
+
+    Args:
+        v: Vectors (*rows, d_model).
+        unembedding: Unembedding of the model.
+
+    Returns:
+        Scales (*rows,), in at least float32.
+    """
     return rms(centre(widen(v), unembedding), unembedding.eps)
 
 
@@ -50,7 +67,16 @@ def prepared(
     unembedding: Unembedding,
     scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows d_model"]:
-    """The vector whose product with E is bs(v): `gamma * centre(v) / s`."""
+    """Return the vector whose product with E is bs(v): `gamma * centre(v) / s`.
+
+    Args:
+        v: Vectors (*rows, d_model).
+        unembedding: Unembedding of the model.
+        scale: Frozen scales (*#rows), or None to recompute them from v.
+
+    Returns:
+        Vectors (*rows, d_model), in at least float32.
+    """
     v = widen(v)
     s = norm_scale(v, unembedding) if scale is None else scale.to(v.dtype)
     return centre(v, unembedding) * unembedding.gamma.to(v.dtype) / s[..., None]
@@ -61,15 +87,35 @@ def bs_values(
     unembedding: Unembedding,
     scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows vocabulary"]:
-    """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
+    """Return all bs-values at once (v1 appendix E).
+
+    They need memory for rows x vocabulary, so use this function for a few vectors.
+
+    Args:
+        v: Vectors (*rows, d_model).
+        unembedding: Unembedding of the model.
+        scale: Frozen scales (*#rows), or None to recompute them from v.
+
+    Returns:
+        bs-values (nats; *rows, vocabulary).
+    """
     return prepared(v, unembedding, scale) @ widen(unembedding.weight).T
 
 
 def fold_norm(
     unembedding: Unembedding, rows: Float[Tensor, "word d_model"]
 ) -> Float[Tensor, "word d_model"]:
-    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's
-    bs-values."""
+    """Return rows of E with the norm's weight and centring folded in.
+
+    Then `folded @ v / s` are the bs-values of v.
+
+    Args:
+        unembedding: Unembedding of the model.
+        rows: Rows of E (word, d_model).
+
+    Returns:
+        Folded rows (word, d_model), in at least float32.
+    """
     rows = widen(rows)
     return centre(rows * unembedding.gamma.to(rows.dtype), unembedding)
 
@@ -79,12 +125,15 @@ def products(
     unembedding: Unembedding,
     read: Callable[[Tensor], Tensor] = lambda slab: slab,
 ) -> Iterator[tuple[Int[Tensor, "word"], Float[Tensor, "row word"]]]:
-    """Yield the ids of some words and the products of rows with them, until all words are done.
+    """Yield the products of vectors with the rows of E, for SLAB words at a time.
 
     Args:
-        rows: Vectors as `prepared` gives them, or vectors that fit what `read` gives.
+        rows: Vectors (row, d) from `prepared`, or vectors that fit the result of `read`.
         unembedding: Unembedding of the model.
-        read: What rows of E become before the product.
+        read: Function that is applied to rows of E before the product.
+
+    Yields:
+        Ids of some words (word,), and products with them (row, word), until all words are done.
     """
     ids = torch.arange(unembedding.vocabulary, device=rows.device)
     for words, slab in zip(ids.split(SLAB), unembedding.weight.split(SLAB), strict=True):
@@ -92,8 +141,17 @@ def products(
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
-    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as
-    `prepared` gives it."""
+    """Return the log-sum-exp of `E p` over the vocabulary.
+
+    Each slab's maximum is taken out first.
+
+    Args:
+        p: Vectors (row, d_model) from `prepared`.
+        unembedding: Unembedding of the model.
+
+    Returns:
+        Log-sum-exp (nats; row).
+    """
     parts = [product.logsumexp(-1) for _, product in products(p, unembedding)]
     return torch.stack(parts).logsumexp(0)
 
@@ -104,18 +162,20 @@ def rank(
     unembedding: Unembedding,
     through: Float[Tensor, "d d_model"] | None = None,
 ) -> Int[Tensor, "row word"]:
-    """Ranks of each row's words by bs-value, 1 = highest (v1 4.3); the scale does not matter.
+    """Return the ranks of each row's words by bs-value, 1 = highest (v1 4.3).
 
-    Operations for V words: 2 rows V d_model, or 2 V d_model d + 2 rows V d; several words of a row
-    cost little more than one. Memory: ROWS x SLAB.
+    The scale does not matter. Operations for V words: 2 rows V d_model, or 2 V d_model d + 2 rows V
+    d; several words of a row cost little more than one. Memory: ROWS x SLAB.
 
     Args:
-        v: vectors, or with `through` what it takes to vectors.
-        words: ids, of each row its own.
-        through: a head's W_O: the vectors are `v @ through`, never made where that costs more.
+        v: Vectors (row, d_model), or with `through` their coordinates (row, d).
+        words: Ids of each row's own words (row, word).
+        unembedding: Unembedding of the model.
+        through: W_O of a head (d, d_model), or None. The vectors are `v @ through`, which is not
+            computed where that costs more.
 
     Returns:
-        Words with an equal value share the best rank.
+        Ranks (row, word). Words with an equal value share the best rank.
     """
     v, d_model = widen(v), unembedding.weight.shape[-1]
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
@@ -145,12 +205,18 @@ def top_words(
     scale: Float[Tensor, "*#rows"] | None,
     without: Int[Tensor, "word"],
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
+    """Return the k highest bs-values of each row and their words, best first (v1 table 1).
 
     Args:
-        scale: of the final norm, which is frozen; without it each row's own.
-        without: ids of words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are
-            left, these are all.
+        v: Vectors (*rows, d_model).
+        k: Number of words.
+        unembedding: Unembedding of the model.
+        scale: Frozen scales of the final norm (*#rows), or None to recompute each row's own.
+        without: Ids of words to leave out (word,), such as `Lexicon.stopword_ids`. If fewer than k
+            words are left, the result has only these.
+
+    Returns:
+        bs-values (nats; *rows, k) and ids of the words (*rows, k).
     """
     p = prepared(v, unembedding, scale)
     mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
@@ -171,8 +237,15 @@ def top_words(
 def final_normed(
     model: Model, final: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows d_model"]:
-    """Return final residual vectors after the final norm: the model's own, or in float32 where the
-    model is narrower."""
+    """Return final residual vectors after the final norm.
+
+    Args:
+        model: Any model.
+        final: Final residual vectors (*rows, d_model).
+
+    Returns:
+        Vectors (*rows, d_model): from the model's own norm, or in float32 if the model is narrower.
+    """
     unembedding = model.unembedding
     if is_narrow(model):
         p = prepared(final.to(model.device), unembedding)
@@ -185,7 +258,14 @@ def final_logits(
 ) -> Float[Tensor, "batch vocabulary"]:
     """Return the logits of final residual vectors, in float32 or wider, with the soft cap.
 
-    In bfloat16 the model's own logits are rounded so much that two labels may have the same.
+    In bfloat16 the model's own logits are rounded so much that two labels may have equal logits.
+
+    Args:
+        model: Any model.
+        final: Final residual vectors (batch, d_model).
+
+    Returns:
+        Logits (batch, vocabulary).
     """
     normed, unembedding = final_normed(model, final), model.unembedding
     if is_narrow(model):
@@ -197,5 +277,12 @@ def final_logits(
 
 
 def is_narrow(model: Model) -> bool:
-    """Return whether the model computes in less than float32."""
+    """Return whether the model computes in less than float32.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        Whether each of its weights has fewer than four bytes.
+    """
     return model.dtype.itemsize < 4
