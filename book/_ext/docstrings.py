@@ -7,8 +7,8 @@ import re
 
 from twotowers import catalogue
 
-SECTION = re.compile(r"(Args|Returns|Raises):$")
-ENTRY = re.compile(r"(\*{0,2}\w+|`[^:]*): ")  # name: what it is
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):$")
+ENTRY = re.compile(r"(\*{0,2}\w+(, \w+)*|`[^:]*): ")  # "name: Description.", or several names
 
 
 def plain(lines: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A chapter: the one place where claims are judged and figures shown; a model as claims need it.
+"""The chapter of a notebook: its measurements, models, figures and judged claims.
 
     >>> chapter = open({"model": "smollm2-135m"})       # in a notebook: open(globals())
     >>> heads = chapter.measured("heads")               # {model: xarray.Dataset}
@@ -7,8 +7,8 @@
     >>> sorted(chapter.sets["smollm2-135m"])
     ['by attention', 'by writing', 'located']
 
-`chapter.figure("4.1", chart, "What to see. How it was made.")` shows a chart, `chapter.close()`
-writes the rows of evidence.
+Claims are judged and figures are shown only here. `chapter.figure("4.1", chart, "Caption.")` shows
+a chart, and `chapter.close()` writes the rows of evidence.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from twotowers.tables import shown_name
 
 DRAWS = 1000
 CHANCE, LEARNS = 0.5, 0.6
-"""Accuracy between two labels by guessing; and one that a model which does not learn the task
-cannot have, with 95% confidence"""
+"""Accuracy between two labels by guessing, and the accuracy that a model which does not learn the
+task stays below with 95% confidence"""
 TOO_FEW = "too few class pairs to tell whether it learns the task"
 
 
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
-    """The chapter of a notebook.
+    """Return the chapter of a notebook.
 
     Args:
-        cells: its `globals()`.
-        own: parameters of this notebook alone.
+        cells: Variables of the notebook, from its `globals()`.
+        own: Parameters that only this notebook has.
 
     Raises:
-        TwoTowersError: in one line, for a wrong parameter, and for one that papermill was given and
-            nobody knows.
+        TwoTowersError: If a parameter has a wrong value, or if papermill was given an unknown one.
+            The message has one line.
     """
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
-        # papermill's own cell assigns what it was given.
+        # papermill's own cell assigns the parameters that papermill was given.
         if source.startswith("# Parameters\n"):
             given += [
                 name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
@@ -69,38 +69,54 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
 
 
 class Model:
-    """One model as claims need it: `sets` of heads, random ones, and its prompts.
+    """A model with the inputs of its claims: `sets` of heads, random sets and prompts.
 
-    Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than
-    those that judge, in turn. `learned`: its accuracy between the two labels on judging blocks.
+    Claims on single heads are cross-fit. Each split selects heads on other class pairs and label
+    pairs than the ones on which they are evaluated.
 
         >>> model = open({"model": "smollm2-135m"}).models["smollm2-135m"]
         >>> f"{model.learned:.0%}", str(model.sets["by attention"][0])
         ('71% [63%, 78%]', '18-6')
+
+    Attributes:
+        name: Name of the model.
+        chapter: Chapter that has opened the model.
+        heads: Measurement "heads" of the model.
+        learned: Accuracy between the two labels on evaluation blocks, with its interval.
     """
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
+        """Compute the accuracy of the model.
+
+        Args:
+            chapter: Chapter that has opened the model.
+            name: Name of the model.
+            heads: Measurement "heads" of the model.
+        """
         self.name, self.chapter, self.heads = name, chapter, heads
         self.learned = intervals.mean(heads["logit_difference"] > 0)
 
     @cached_property
     def sets(self) -> dict[str, list[Head]]:
-        """Name -> heads, by the rules of `head_selection`, from all locating blocks."""
+        """Sets of heads by name, from all selection blocks by the rules of `head_selection`."""
         return self.chapter.sets[self.name]
 
     @property
     def form(self) -> Form:
-        """The form of its prompts: what its measurements were given, else the best-learned one."""
+        """Prompt template of the measurements: the given one, otherwise the best-learned one."""
         given = json.loads(self.heads.attrs["identity"])
         if given["k"] and given["separator"]:
             return Form(given["k"], given["separator"])
         return head_selection.form(self.chapter.measured("forms", labels="all")[self.name])
 
     def check_learned(self) -> None:
-        """Raise NotTestable if the model does not learn the task, or if nobody can tell.
+        """Check that the model learns the task.
 
-        A model does not learn if its accuracy is below LEARNS. If its interval reaches from CHANCE
-        to LEARNS, or has no bounds, there are too few class pairs.
+        A model does not learn the task if its accuracy is below LEARNS. If its interval reaches
+        from CHANCE to LEARNS, or has no bounds, there are too few class pairs to tell.
+
+        Raises:
+            NotTestable: If the model does not learn the task, or if there are too few class pairs.
         """
         part = self.learned
         if part.low > CHANCE:
@@ -110,8 +126,18 @@ class Model:
         raise NotTestable(f"{why}: accuracy {replace(part, low=low, high=high):.0%}")
 
     def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """Yield sets of heads from locating blocks, and the prompts of `target` that they judge,
-        which have other class pairs and label pairs."""
+        """Yield sets of heads for each cross-fit split, with the prompts that evaluate them.
+
+        Args:
+            target: Values over prompts. The prompts of a split have other class pairs and label
+                pairs than the selection blocks from which its sets of heads come.
+
+        Yields:
+            Sets of heads by name, and the values of the evaluated prompts.
+
+        Raises:
+            NotTestable: If no selection block has other classes and other labels.
+        """
         locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
         for chooses, judges in head_selection.turns(locating, target):
             if not chooses.sizes["prompt"]:
@@ -121,7 +147,12 @@ class Model:
             yield head_selection.head_sets(chooses, self.chapter.settings.top_k), judges
 
     def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
-        """Return so many random sets matched to some heads; one set may be there twice."""
+        """Return random sets that are matched to a set of heads.
+
+        Args:
+            heads: Heads to match.
+            draws: Number of random sets. The same set may occur more than once.
+        """
         n_layers, n_heads, n_kv = (
             int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
         )
@@ -130,21 +161,22 @@ class Model:
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
     ) -> tuple[xr.DataArray, xr.DataArray | None]:
-        """Return what a claim is judged by: values (prompt,), and a control (random_set, prompt)
-        or None.
+        """Return the values and the control by which a claim is judged.
 
         Args:
             claim: A line of data/claims.csv.
             values: Over (prompt,) if the claim names no heads. Otherwise over (head_set, prompt),
-                measured for named sets; or over (prompt, layer, head), measured for single heads:
-                then heads are chosen on other class pairs and label pairs than those that judge, in
-                turn, and random sets are drawn.
+                measured for named sets; or over (prompt, layer, head), measured for single heads.
+                In the last case the claim is cross-fit, and random sets are drawn here.
             control: The same values of random sets, over (head_set, random_set, prompt).
 
+        Returns:
+            Values over (prompt,), and a control over (random_set, prompt) or None.
+
         Raises:
-            NotTestable: If the rule names no heads in this model.
-            TwoTowersError: If the set was not measured, and for a control that is missing, not
-                asked for, or of another kind.
+            NotTestable: If the rule selects no heads in this model.
+            TwoTowersError: If the set was not measured, or if the control is missing, is not needed
+                by the claim, or is of another kind.
         """
         single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
         given = "none" if control is None else "random sets"
@@ -173,8 +205,10 @@ class Model:
     def _cross_fit(
         self, claim: Claim, values: xr.DataArray
     ) -> tuple[xr.DataArray, xr.DataArray | None]:
-        """Return the values of the heads of each turn, and of random ones in their place, on the
-        prompts that it judges, which keep their order."""
+        """Return the values of cross-fit heads, and of random heads in their place, by prompt.
+
+        The prompts keep their order. Each split has its own heads, and each prompt is in one split.
+        """
         values = values.assign_coords(at=("prompt", range(values.sizes["prompt"])))
         turns = []
         for sets, judges in self.turns(values):
@@ -199,20 +233,29 @@ class Model:
 
 
 class Chapter(Measurements):
-    """Measurements of all models, claims and figures of one notebook."""
+    """Measurements of all models, claims and figures of one notebook.
+
+    Attributes:
+        rows: Rows of evidence of the claims that were judged so far.
+    """
 
     def __init__(self, settings: Settings):
+        """Open a chapter without any evidence.
+
+        Args:
+            settings: Settings of the notebook.
+        """
         super().__init__(settings)
         self.rows: list[EvidenceRow] = []
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        """Every model whose answers on judging blocks are there."""
+        """Every model whose answers on evaluation blocks are measured, by name."""
         return {name: Model(self, name, heads) for name, heads in self.measured("heads").items()}
 
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
-        """Model -> name -> heads, by the rules of `head_selection`, from all locating blocks."""
+        """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
         return {
             m: head_selection.head_sets(d, self.settings.top_k)
             for m, d in self.measured("locating").items()
@@ -229,24 +272,26 @@ class Chapter(Measurements):
         untestable: Mapping[str, str] | None = None,
         form: str = "",
     ) -> None:
-        """Judge one claim for every model.
+        """Judge one claim for every model, show its sentence, and keep its rows of evidence.
 
-        Shows its sentence, and a forest plot where there is a control or a threshold to draw, and
-        keeps its rows of evidence.
+        A forest plot is also shown if there is a control or a threshold to draw.
 
         Args:
-            claim: the id of a line of data/claims.csv.
-            values: model -> values of every prompt, over the dimensions that the line wants
+            claim: Id of a line of data/claims.csv.
+            values: Values of every prompt by model, over the dimensions that the line needs
                 (`Model.select`).
-            whole: model -> (prompt,), what they are a share of.
-            control: model -> the same values of random sets, with a dimension `random_set` more.
-            gate: a model that does not learn the task is "not testable"; False for the claim that
-                it learns.
-            untestable: model -> why the claim has no meaning there; a model in it needs no values.
-            form: of the prompts, if it is not the model's best-learned one.
+            whole: Denominator (prompt,) by model, if the claim is about a share.
+            control: The same values of random sets by model, with the additional dimension
+                `random_set`.
+            gate: Whether a model that does not learn the task is "not testable". It is False for
+                the claim that the model learns the task.
+            untestable: Reason by model why the claim has no meaning there. Such a model needs no
+                values.
+            form: Prompt template, if it is not the best-learned one of the model.
 
         Raises:
-            TwoTowersError: naming claim and model, for what does not fit the line.
+            TwoTowersError: If values or control do not fit the line. The message names claim and
+                model.
         """
         line = claims.claims().get(claim)
         if line is None:
@@ -273,7 +318,7 @@ class Chapter(Measurements):
         )
         self._show(line, rows, "Prompts", details)
         table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
-        # Without a control or a threshold a chart would repeat the sentence.
+        # Without a control or a threshold a chart would only repeat the sentence.
         if len(table) and (line.null or table["draws"].any()):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(table, title=line.measure + unit, null=line.null)
@@ -289,6 +334,7 @@ class Chapter(Measurements):
         gate: bool,
         form: str,
     ) -> EvidenceRow:
+        """Return the row of evidence of one claim and model."""
         if name not in self.models:
             raise NotTestable("its answers are not measured, so whether it learns is unknown")
         model = self.models[name]
@@ -318,10 +364,15 @@ class Chapter(Measurements):
         display(HTML(pages.sentence(about, rows, summary, details)))
 
     def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
-        """Different random sets matched to a named set: same layers, other key-value groups.
+        """Return different random sets that are matched to a named set.
 
-        Of so many draws some may be the same. Where the model has no other heads, or the set none,
-        a note says so.
+        They have the same layers and other key-value groups. If the model has no other heads, or if
+        the named set is empty, a note says so.
+
+        Args:
+            model: Name of the model.
+            name: Name of the set.
+            draws: Number of draws. Draws of the same set count once.
         """
         heads = self.sets[model][name]
         try:
@@ -337,7 +388,13 @@ class Chapter(Measurements):
     table = staticmethod(intervals.table)
 
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
-        """Show a chart or a table with its number and caption: what to see, how it was made."""
+        """Show a chart or a table with its number and caption.
+
+        Args:
+            number: Number in the book, such as "4.1".
+            shown: A chart, or a table of `pages.shown`.
+            caption: A description of the values and of how they were measured.
+        """
         data = getattr(shown, "data", None)
         if isinstance(data, pd.DataFrame) and data.empty:
             caption += " Nothing to draw: no model has these numbers."
@@ -349,15 +406,19 @@ class Chapter(Measurements):
     def beside_paper(
         self, item: str, figure: str, found: Mapping[str, tuple], suite: str | None = None
     ) -> None:
-        """Judge whether an exhibit of the paper comes out in each model: shows it, keeps the rows.
+        """Judge whether a result of the paper is reproduced in each model, and keep the rows.
 
         Args:
-            item: of data/figures.csv, whose rule judges, such as "figure 6".
-            figure: the book's own that stands beside it, such as "4.1"; "" for none.
-            found: model -> (the statistic, in words what it rests on), and, where there are any,
-                the statistic in random lists and in resamples of the prompts
-                (`evidence.judge_result`). Models left out elsewhere are not testable here.
-            suite: of its prompts, if it is not the settings'.
+            item: Name of the result in data/figures.csv, whose rule decides, such as "figure 6".
+            figure: Number of the book's figure for the same result, such as "4.1"; "" if there is
+                none.
+            found: Tuple by model of the statistic, a description of its basis, and, if there are
+                any, the statistic in random lists and in resamples of the prompts
+                (`evidence.judge_result`). Models that are left out elsewhere are not testable here.
+            suite: Suite of the prompts, if it is not the suite of the settings.
+
+        Raises:
+            TwoTowersError: If data/figures.csv has no rule for the result.
         """
         result = claims.paper_results().get(item)
         if result is None or result.not_run:
@@ -382,16 +443,23 @@ class Chapter(Measurements):
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
-        """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`).
+        """Show variables of a measurement with controls for model, head and prompts.
 
-        `over`: a coordinate of prompts whose groups are rows.
+        Args:
+            name: Measurement.
+            *variables: Variables that share their dimensions (`explore.explorer`).
+            over: Coordinate of prompts whose groups become rows.
         """
         files = {m: d[[*variables]] for m, d in self.measured(name).items()}
         if files:
             display(explore.explorer(files, over, self.model))
 
     def close(self) -> None:
-        """Write the rows of evidence, beside the measurements or where a build wants them."""
+        """Write the rows of evidence to `TWOTOWERS_EVIDENCE`, or next to the measurements.
+
+        Raises:
+            TwoTowersError: If the folder of a build cannot be written. Otherwise a note says so.
+        """
         default = files.folder(self.settings, self.model) / "evidence"
         folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or default)
         try:

@@ -1,15 +1,16 @@
-"""The measurements that exist: versions, needs and costs, and the form of each.
+"""The existing measurements: versions, requirements and costs, and the variables of each.
 
     >>> versions("heads")
     {'forms': 1, 'heads': 1}
     >>> variables()["heads"]["attention"].dims
     ('prompt', 'layer', 'head', 'place')
 
-Versions are in `data/versions.csv`, forms in `data/variables.csv`. A form is checked when a file is
-loaded. `head` is the number within a layer; both count from 0. Single heads
-that are listed have the dimension `listed_head`, with `layer` and `head` as coordinates. They have
-the dimension `named_head` if the file also has `layer` and `head` as dimensions. No variable has
-the name of a dimension, and every variable is read by a page (`tests/test_unread.py`).
+Versions are in `data/versions.csv`, and variables with their dimensions and units are in
+`data/variables.csv`. Variables are checked when a file is loaded. `head` is the number within a
+layer, and layers and heads count from 0. Listed single heads have the dimension `listed_head`, with
+`layer` and `head` as coordinates. They have the dimension `named_head` if the file also has `layer`
+and `head` as dimensions. No variable has the name of a dimension, and every variable is read by a
+page (`tests/test_unread.py`).
 """
 
 from __future__ import annotations
@@ -27,41 +28,49 @@ from twotowers.tables import Optional, Row, Text, read_csv, read_table
 NOT_TESTABLE = "not_testable"
 """Attribute of a file without variables: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
-"""How a token relates to its prompt: the values of `relation`"""
+"""Relation of a token to its prompt: the values of `relation`"""
 
 
 class Version(Row):
-    """A line of data/versions.csv: the version of a measurement's code, its needs and its cost."""
+    """A line of data/versions.csv: version of a measurement's code, requirements and cost."""
 
     measurement: Text
     module: Text
-    """of `towerlab.measure`, whose function _NAME makes the measurement"""
+    """Module of `towerlab.measure` whose function _NAME makes the measurement"""
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     on: Literal["locate", "blocks", "few", "prompts"]
-    """blocks that it is made from; "locate": more evaluation blocks do not change it; "prompts":
-    the paper's own sets, so that only PAPER_SETTINGS decide it"""
+    """Blocks that it is made from. With "locate", more evaluation blocks do not change it. With
+    "prompts", it is made from the paper's own sets, and only PAPER_SETTINGS decide it."""
     passes: PositiveFloat
-    """cost of a prompt in plain passes, as timed for SmolLM2-135M"""
+    """Cost of a prompt in plain forward passes, timed for SmolLM2-135M"""
     sentences: Optional
-    """the same for sentences, if it differs"""
+    """Cost of a sentence prompt, if it differs"""
     sources: str
-    """digest of its code when this version was pinned (tests/test_versions.py)"""
+    """Digest of its code when this version was pinned (tests/test_versions.py)"""
 
     @property
     def judges(self) -> bool:
+        """Whether the measurement is made on evaluation blocks or on the paper's own sets."""
         return self.on != "locate"
 
 
 @cache
 def catalogue() -> dict[str, Version]:
-    """Return the rows of data/versions.csv by measurement, each after the ones that it needs."""
+    """Return the rows of data/versions.csv by measurement, each one after its requirements."""
     rows = read_table(data_folder() / "versions.csv", Version, ("measurement",))
     return {row.measurement: row for row in rows}
 
 
 def row_of(name: str) -> Version:
-    """Return the row of a measurement. Raises TwoTowersError for an unknown name."""
+    """Return the row of a measurement.
+
+    Args:
+        name: Measurement.
+
+    Raises:
+        TwoTowersError: If the name is unknown.
+    """
     if name not in catalogue():
         raise TwoTowersError(f"no measurement '{name}': choose one of {', '.join(catalogue())}")
     return catalogue()[name]
@@ -69,7 +78,10 @@ def row_of(name: str) -> Version:
 
 @cache
 def variables() -> dict[str, dict[str, Any]]:
-    """Return the variables of every measurement: rows of data/variables.csv, `dims` split."""
+    """Return the variables of every measurement, as rows of data/variables.csv.
+
+    The field `dims` of a row is a tuple.
+    """
     table = read_csv(data_folder() / "variables.csv", str)
     table["dims"] = table["dims"].str.split().map(tuple)
     groups = table.groupby("measurement", sort=False)
@@ -77,7 +89,11 @@ def variables() -> dict[str, dict[str, Any]]:
 
 
 def versions(name: str) -> dict[str, int]:
-    """Return the versions of the code of a measurement and of all that it needs."""
+    """Return the versions of the code of a measurement and of all its requirements.
+
+    Args:
+        name: Measurement.
+    """
     every = {name: row_of(name).version}
     for need in row_of(name).needs:
         every |= versions(need)
@@ -85,7 +101,11 @@ def versions(name: str) -> dict[str, int]:
 
 
 def fault(data: xr.Dataset) -> str:
-    """Return the first difference between a measurement and data/variables.csv, "" without any."""
+    """Return the first difference between a measurement and data/variables.csv, "" without any.
+
+    Args:
+        data: A measurement.
+    """
     form = variables().get(data.attrs.get("measurement", ""), {})
     if NOT_TESTABLE in data.attrs:
         return ""

@@ -1,11 +1,12 @@
-"""Claims of this book, results of the paper, and findings that rest on their verdicts, as tables.
+"""Tables of the book's claims, of the paper's results, and of findings.
 
     >>> claims()["learned"].statement
     'The model learns the classes from the demonstrations.'
     >>> paper_results()["figure 6"].judge(0.95)
     'agrees'
 
-Each table is read with one class per row (`tables`), so an error names the line of a wrong cell.
+Findings rest on verdicts. Each table is read with one class per row (`tables`), so an error names
+the line of a wrong cell.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ VERDICTS = {
 }
 AGREES, IN_PART, DISAGREES = "agrees", "in part", "does not agree"
 UNSPECIFIC, UNTESTED = "agrees, not specific", "agrees, specificity not tested"
-"""Random lists of heads agree, too; or there are too few of them to tell"""
+"""Random lists of heads also agree, or there are too few of them to tell"""
 OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
@@ -43,9 +44,10 @@ TASK = ("word prompts", "sentence prompts")
 REPEATED = ("figure 22", "figure 25")
 NEAR_ARITHMETIC = ("appendix E, neurons", "appendix E, coefficients")
 UNCOUNTED = OF_NO_MODEL + TASK + REPEATED + NEAR_ARITHMETIC
-"""Rows in no count: also repeated questions, near arithmetic, and no claims of the paper"""
+"""Rows in no count. Further ones are repeated questions, near arithmetic, and no claims of the
+paper."""
 BY_WORD, BY_POSITION = "by label word", "by position"
-"""Marks of a model that does not do the task: it says one word, or the nearest label"""
+"""Marks of a model that does not do the task: it mostly answers one word or the nearest label"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
@@ -53,7 +55,14 @@ THRESHOLD = 0.5
 class Statement(Row):
     """A sentence that has a verdict for each model: a claim, or a result of the paper.
 
-    `rule`: date on which its rule was fixed; `seen`: results that were known then.
+    Attributes:
+        id: Id of the claim, or name of the result.
+        chapter: Chapter that judges the statement.
+        statement: The sentence.
+        source: Source of the statement.
+        measure: Description of the judged number.
+        rule: Date on which the rule of the statement was fixed.
+        seen: Results that were known on that date.
     """
 
     id: Text
@@ -66,17 +75,21 @@ class Statement(Row):
 
     @property
     def anchor(self) -> str:
-        """Its id as a name in a page, such as "figure-6"."""
+        """Id of the statement as a name in a page, such as "figure-6"."""
         return re.sub(r"\W", "-", self.id)
 
 
 class Claim(Statement):
-    """A row of data/claims.csv: a claim, how it is measured, and what it needs.
+    """A row of data/claims.csv: a claim with its measure and its requirements.
 
-    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a
-    share of the model's choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of
-    `head_selection` or of the ablations; empty where none is. `control`: what its effect must
-    exceed.
+    Attributes:
+        null: Value that the effect must exceed.
+        smallest: Smallest effect of interest, in `unit`. It is empty if it is a share of the
+            model's logit difference (`evidence.SHARE_OF_CHOICE`).
+        unit: Unit of the effect.
+        heads: Set of heads that is judged, of `head_selection` or of the ablations. It is empty for
+            a claim without a set.
+        control: Control that the effect must exceed.
     """
 
     chapter: Text
@@ -94,7 +107,7 @@ class Claim(Statement):
 
     @property
     def format(self) -> str:
-        """Format of its numbers. Shares have a sign unless one half is their null."""
+        """Format of the claim's numbers. Shares have a sign unless one half is their null."""
         if self.unit != "share":
             return "+z.2f"  # z: no -0.00
         return "z.0%" if self.null == THRESHOLD else "+z.1%"
@@ -103,10 +116,13 @@ class Claim(Statement):
 class PaperResult(Statement):
     """A row of data/figures.csv: a figure, table or other result of the paper, in its order.
 
-    `statement`: what the paper says, in our words; `published`: its printed value. `measure`: the
-    number that is judged, larger is nearer to the paper; `agrees`, `part`: from where on it agrees,
-    or does in part. `seen`: the models whose result was known. `not_run`: why there is no
-    number.
+    Attributes:
+        statement: Statement of the paper, in our words.
+        measure: Description of the judged number. A larger number is nearer to the paper.
+        seen: Models whose result was known when the rule was written.
+        published: Printed value of the paper.
+        agrees, part: Smallest number that agrees, and smallest number that agrees in part.
+        not_run: Reason why there is no number.
     """
 
     published: str
@@ -116,6 +132,7 @@ class PaperResult(Statement):
 
     @model_validator(mode="after")
     def _judged_or_not_run(self) -> PaperResult:
+        """Check that a result has either a rule or a reason why it was not run."""
         rule = (self.measure, self.agrees, self.part, self.rule, self.chapter)
         if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
             raise ValueError(
@@ -126,14 +143,21 @@ class PaperResult(Statement):
         return self
 
     def judge(self, value: float) -> str:
-        """Return the verdict on a value of its measure; NaN is not testable."""
+        """Return the verdict on a value.
+
+        Args:
+            value: Value of the result's measure. NaN is not testable.
+        """
         levels = {AGREES: self.agrees, IN_PART: self.part, DISAGREES: -math.inf}
         return next((v for v, of in levels.items() if value >= of - 1e-9), NOT_TESTABLE)  # type: ignore[operator]
 
 
 def claims() -> dict[str, Claim]:
-    """Return the claims by their id, in order. Raise TwoTowersError, with the line, for a wrong
-    table."""
+    """Return the claims by their id, in order.
+
+    Raises:
+        TwoTowersError: If the table has a wrong line, which the message names.
+    """
     return {row.id: row for row in read_table(data_folder() / "claims.csv", Claim, ("id",))}
 
 
@@ -145,9 +169,10 @@ def paper_results() -> dict[str, PaperResult]:
 def findings() -> pd.DataFrame:
     """Return the hand-written findings of the opening page ("intro") and of chapters.
 
-    A row is a verdict that a finding rests on: page, sentence, chapter (where it is shown how we
-    know), claim, model, verdict.
+    Returns:
+        Columns page, sentence, chapter, claim, model, verdict. A row is a verdict on which a
+            sentence rests, and `chapter` is the chapter that shows its basis.
     """
     table = read_csv(data_folder() / "findings.csv", str)
-    # These are in the first line of a sentence.
+    # Only the first line of a sentence has these cells.
     return table.assign(**table[["page", "sentence", "chapter"]].ffill())

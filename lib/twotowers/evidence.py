@@ -1,4 +1,7 @@
-"""One rule for every claim: effect, control, interval, verdict; one row a claim and model.
+"""The decision rule of all claims, from values to an effect, a control and a verdict.
+
+`judge` is the rule, `compare` applies it to one claim and one model, and `read` collects the rows
+that the chapters have written.
 
     >>> near_half = Interval(0.5, (20, 9), low=0.4, high=0.6, low90=0.42, high90=0.58)
     >>> judge(near_half, null=0.0, smallest=0.1)
@@ -6,15 +9,18 @@
     >>> judge(near_half, null=0.45, smallest=0.1)
     'undecided'
 
-**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label
-pairs, too. A share of a whole has Fieller's interval. Labels that are the classes' own names are
-never judged together with arbitrary ones.
+Intervals come from `twotowers.intervals` and generalise to new class pairs and new label pairs.
+Shares, which are effects divided by a whole, have Fieller's intervals. Prompts whose labels are the
+names of their classes are never judged together with prompts that have arbitrary labels.
 
-**The rule** stands in `judge` (2026-11-23; its history is data/rules.csv). Since 2026-11-25 a
-random set that is drawn again, as happens where few heads are free, is counted once (`distinct`).
+The rule has been in force since 2026-11-23, and data/rules.csv has its history. Since 2026-11-25
+equal random sets, which occur if few heads are free, are counted once (`distinct`).
 
-*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it
-does; a rule that names no heads; a share of what is not clear of zero.
+A claim is not testable on a model in these cases:
+
+- The model does not learn the task, or too few blocks tell whether it does.
+- The rule selects no heads in the model.
+- The effect is a share, and its denominator is not clearly different from zero.
 """
 
 from __future__ import annotations
@@ -65,9 +71,14 @@ BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels ex
 
 @dataclass(frozen=True)
 class Control:
-    """The effect in random sets of heads, or along random directions: its mean over `draws`
-    different ones, how far the claim's own effect lies above that, and the share of them that reach
-    as much."""
+    """The effect in random sets of heads, or along random directions.
+
+    Attributes:
+        mean: Mean effect over the different random sets, with its interval.
+        difference: Difference of the claim's effect and `mean`, with its interval.
+        share: Share of the random sets whose effect is at least as large as the claim's.
+        draws: Number of different random sets.
+    """
 
     mean: Interval
     difference: Interval
@@ -79,12 +90,28 @@ class Control:
 class EvidenceRow:
     """The verdict on a claim, or on a result of the paper, in one model.
 
-    `claim`: its id; `words`: what the verdict rests on, or why there is none; `effect`: for a
-    result of the paper the number that is judged; `p`: two-sided, that the effect is the null;
-    `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `figure`:
-    of this book, next to the paper's; `mark`: of a model that does not do the task of a result's
-    prompts; `firmness`: share of resamples of the prompts in which its verdict stays. NaN: there is
-    no such number.
+    A number that does not exist, such as the control of a claim without one, is NaN.
+
+    Attributes:
+        claim: Id of the claim or result.
+        model: Name of the model.
+        verdict: One of the verdicts of `twotowers.claims`.
+        words: Basis of the verdict, or the reason why there is none.
+        statement, chapter: Fields of the claim or result.
+        effect, effect_low, effect_high: Estimate with its 95% interval. For a result of the paper,
+            the number that is judged.
+        control, control_low, control_high: Mean of the random sets with its 95% interval.
+        difference, difference_low, difference_high: Effect minus control with its 95% interval.
+        share: Share of the random sets that reach the effect.
+        draws: Number of different random sets.
+        p: Two-sided p-value of the hypothesis that the effect equals the null.
+        prompts, n, label_pairs: Numbers of prompts, of class pairs and of label pairs.
+        form: Prompt template.
+        smallest: Smallest effect of interest, in `unit`.
+        unit: Unit of the effect.
+        figure: Figure of this book for a result of the paper.
+        mark: Mark of a model that does not do the task of the result's prompts.
+        firmness: Share of resamples of the prompts in which the verdict stays.
     """
 
     claim: str
@@ -119,20 +146,30 @@ class EvidenceRow:
 def verdict_row(
     about: Statement, model: str, verdict: str, words: str, **numbers: Any
 ) -> EvidenceRow:
-    """Return the row of a statement and model; `numbers` are further fields."""
+    """Return the row of evidence of a statement and model.
+
+    Args:
+        about: Claim, or result of the paper.
+        model: Name of the model.
+        verdict: Verdict on the statement.
+        words: Basis of the verdict.
+        **numbers: Further fields of the row.
+    """
     return EvidenceRow(about.id, model, verdict, words, about.statement, about.chapter, **numbers)
 
 
 def task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
-    """Judge whether a model does the task of the paper's prompts, over both orders and labellings.
+    """Judge whether a model does the task of the paper's prompts.
+
+    Prompts are balanced over both orders and both assignments of the labels.
 
     Args:
         changes: Measurement `paper_changes` of the model.
 
     Returns:
-        What `judge_result` needs: share of the prompts in which the true label is likelier than the
-        other, the same in words, no lists, and in resamples; and the mark of a model that does not
-        do the task ("" for one that does).
+        Arguments of `judge_result`: the share of prompts in which the true label is likelier than
+            the other label, its description, None for random lists, and the share in resamples.
+            Then the mark of a model that does not do the task, "" for one that does.
     """
     right = changes.logit_difference.sel(change=BALANCED) > 0
     share = float(right.mean())
@@ -146,25 +183,31 @@ def task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], st
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
-    """The verdict. Let the claim say that the effect lies above `null`. In this order:
+    """Return the verdict on a claim that its effect is above `null`.
 
-    1. *absent*: the 90% interval lies within `smallest` of `null`;
-    2. *does not hold*: the 95% interval lies below `null`;
-    3. *undecided*: the 95% interval holds `null`;
-    4. *small*: the estimate lies less than `smallest` above `null`;
-    5. without a control: *holds*;
-    6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds*
-      where the difference from their mean lies above zero (95%) and at most MOST of the sets reach
-      as much; else *not specific*: the effect is there, and not special to these heads. Of n
-      different sets no share below 1/(n + 1) can be told from none.
+    The first rule that applies decides:
+
+    1. `not testable` if there is no estimate; `undecided` if there is an estimate but no interval.
+    2. `absent` if the 90% interval is within `smallest` of `null` on both sides.
+    3. `does not hold` if the 95% interval is entirely below `null`.
+    4. `undecided` if the 95% interval contains `null`.
+    5. `small` if the estimate is above `null` by less than `smallest`.
+    6. `holds` if there is no control.
+    7. `undecided` if fewer than LEAST different random sets were measured.
+    8. `holds` if it is clearly larger than in random sets, and at most MOST of them reach it.
+    9. `not specific` otherwise: the effect exists, but other heads also have it.
+
+    In rule 8, "clearly" means that the 95% interval of the difference from the mean of the random
+    sets is above zero. With n different sets, a share below 1/(n + 1) cannot be distinguished from
+    none.
 
     Args:
-        effect: with its 90% and 95% bounds.
-        null: of the claim.
-        smallest: the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the
-            model's own choice, unless the claim says otherwise; 0 where `null` is a threshold such
-            as "at least half".
-        control: the effect in random sets of heads.
+        effect: Effect with its 90% and 95% bounds.
+        null: Null value of the claim.
+        smallest: Smallest effect of interest. For effects in nats it is SHARE_OF_CHOICE of the
+            model's own logit difference, unless the claim gives another one. It is 0 if `null` is a
+            threshold such as "at least half".
+        control: Effect in random sets of heads, if the claim has a control.
     """
     if np.isnan(effect.low):
         return NOT_TESTABLE if np.isnan(effect.estimate) else UNDECIDED
@@ -193,21 +236,25 @@ def compare(
     choice: float = np.nan,
     form: str = "",
 ) -> EvidenceRow:
-    """The row of one claim and model.
+    """Judge one claim on one model.
 
     Args:
-        claim: a line of data/claims.csv.
-        model: its name.
-        values: (prompt,).
-        whole: (prompt,), what they are a share of.
-        control: (random_set, prompt), the same values of random sets, with a coordinate `sets`
-            where their names are known.
-        choice: the model's own logit difference (nats).
-        form: of its prompts, in words.
+        claim: A line of data/claims.csv.
+        model: Name of the model.
+        values: Effect on each prompt, over (prompt,).
+        whole: Denominator on each prompt, over (prompt,), if the claim is about a share.
+        control: The same values of random sets, over (random_set, prompt). An optional coordinate
+            `sets` has the names of the sets.
+        choice: The model's own logit difference (nats).
+        form: Prompt template, in words.
+
+    Returns:
+        Row of evidence. Its verdict is "not testable" if there are no prompts, or if the mean of
+            `whole` is not clearly above zero.
 
     Raises:
-        TwoTowersError: for other dimensions, other prompts in whole or control, values that are not
-            finite, and names of classes among arbitrary labels.
+        TwoTowersError: If dimensions are wrong, if whole or control have other prompts, if values
+            are not finite, or if prompts with class names as labels are mixed with others.
     """
     check_prompts(values, whole, control)
     if not values.size:
@@ -244,12 +291,14 @@ def compare(
 
 
 def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
+    """Return the mean of the values, or their share of a whole."""
     return mean(values) if whole is None else ratio(values, whole)
 
 
 def _control(
     effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray
 ) -> Control:
+    """Return the control of an effect, from the different random sets."""
     control = control.isel(random_set=distinct(control))
     usual = control.mean("random_set", skipna=False)
     of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
@@ -260,11 +309,11 @@ def _control(
 
 
 def distinct(control: xr.DataArray) -> list[int]:
-    """The draws that are different sets, each where it comes first.
+    """Return the indices of the different random sets, each at its first occurrence.
 
     Args:
-        control: (random_set, prompt). Sets differ by their names, where the coordinate `sets` has
-            them, else by their numbers, which are equal for equal sets.
+        control: Values over (random_set, prompt). Sets differ by their names in the coordinate
+            `sets`. Without it they differ by their values, which are equal for equal sets.
     """
     by_numbers = control.transpose("random_set", "prompt")
     rows = control["sets"] if "sets" in control.coords else by_numbers
@@ -274,15 +323,18 @@ def distinct(control: xr.DataArray) -> list[int]:
 def check_prompts(
     values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
 ) -> None:
-    """All parts are over the same prompts, with labels of one kind: arbitrary ones, or class names.
+    """Check that all arrays have the same prompts, and that these have labels of one kind.
+
+    Labels are either arbitrary words or the names of the classes.
 
     Args:
-        values: (prompt,).
-        whole: (prompt,).
-        control: (random_set, prompt).
+        values: Over (prompt,).
+        whole: Over (prompt,).
+        control: Over (random_set, prompt).
 
     Raises:
-        TwoTowersError: where this is not so.
+        TwoTowersError: If dimensions or prompts differ, if a coordinate of the clusters is missing,
+            or if both kinds of labels occur.
     """
     one, many = ("prompt",), ("random_set", "prompt")
     parts = {"values": (values, one), "whole": (whole, one), "control": (control, many)}
@@ -313,20 +365,21 @@ def check_prompts(
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Mean over the heads of each set. Of a set without heads it is missing.
+    """Return the mean over the heads of each set, missing for an empty set.
 
     Args:
-        values: (..., prompt, layer, head).
-        sets: as many heads in each.
+        values: Over (..., prompt, layer, head).
+        sets: Sets of heads, all of the same size.
 
     Returns:
-        (random_set, ..., prompt).
+        Over (random_set, ..., prompt).
     """
     mean = _in_sets(values, sets).mean("listed_head", skipna=False)
     return mean.transpose("random_set", ..., "prompt")
 
 
 def _in_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+    """Return the values of the heads of each set, over (random_set, ..., listed_head)."""
     at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
         len(sets), -1 if sets else 0, 2
     )
@@ -346,11 +399,15 @@ def in_lists(
     Args:
         statistic: Function of values over (..., listed_head), which removes this dimension and
             leaves `random_set` and `resample`.
-        heads: The list.
+        heads: Heads of the list.
         every: Values from which random lists are drawn, over (..., layer, head), missing if a head
             was not measured; or over (..., named_head).
-        data: Their measurement.
+        data: Measurement of the values.
         by_prompt: Values of heads for each prompt, over (..., prompt, named_head).
+
+    Returns:
+        Statistic of the list, of the random lists (random_set,), and of the resamples (resample,)
+            or None.
     """
     parsed = [Head.parse(str(head)) for head in heads]
     if "named_head" in every.dims:
@@ -367,9 +424,16 @@ def in_lists(
 
 
 def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
-    """Return means over prompts that are drawn with replacement: (resample, ...).
+    """Return means over prompts that are drawn with replacement.
 
-    Values over the same number of prompts are drawn alike.
+    Values over the same number of prompts have the same draws.
+
+    Args:
+        values: Over (..., prompt).
+        times: Number of resamples.
+
+    Returns:
+        Over (resample, ...).
     """
     n = values.sizes["prompt"]
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), times) / n
@@ -377,14 +441,21 @@ def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
 
 
 def shuffled(mask: xr.DataArray) -> xr.DataArray:
-    """Return random lists with as many heads in each layer, from (layer, head) booleans:
-    (random_set, layer, head)."""
+    """Return random lists of heads with the same number of heads in each layer.
+
+    Args:
+        mask: Booleans over (layer, head), true for the heads of a list.
+
+    Returns:
+        Booleans over (random_set, layer, head).
+    """
     every = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
     random = np.random.default_rng(0).permuted(every, axis=-1)
     return xr.DataArray(random, dims=("random_set", "layer", "head"))
 
 
 def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
+    """Return values over named heads as values over (layer, head), missing for other heads."""
     at = pd.MultiIndex.from_tuples(
         map(Head.parse, values.named_head.values), names=["layer", "head"]
     )
@@ -404,9 +475,9 @@ def judge_result(
 
     Args:
         result: A line of data/figures.csv.
-        value: Its statistic.
-        random: The statistic in different random lists; None for a row that has no such lists.
-        resampled: The statistic in resamples of the prompts.
+        value: Statistic of the result.
+        random: Statistic in different random lists. None for a result without such lists.
+        resampled: Statistic in resamples of the prompts.
 
     Returns:
         Fields of `EvidenceRow`.
@@ -433,12 +504,12 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     """Return the rows of evidence that chapters wrote, in the order of the statements.
 
     Args:
-        folder: Folder of their files.
+        folder: Folder of the CSV files, one for each chapter.
         statements: Ids of claims, or names of results of the paper; by default all claims.
 
     Returns:
         Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model. Without
-        any file there are no rows.
+            any file there are no rows.
     """
     parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
     rows = pd.concat(parts or [pd.DataFrame(columns=[field.name for field in fields(EvidenceRow)])])
@@ -451,7 +522,13 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below
-    one before. NaN stays."""
+    """Return Holm's (1979) adjusted p-values.
+
+    The smallest p is multiplied by the number of p-values, the next by one less, and so on. No
+    adjusted value is below the one before it. NaN stays NaN.
+
+    Args:
+        p: Unadjusted p-values.
+    """
     ascending = p.dropna().sort_values()
     return (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)

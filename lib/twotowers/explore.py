@@ -1,4 +1,4 @@
-"""Widgets for a running notebook: choose a model, a head and prompts, and see their numbers.
+"""Widgets of a running notebook, which show numbers of a chosen model, head and prompts.
 
     chapter.explore("looks", "effect", "direct_effect", over="pair")
 
@@ -25,7 +25,7 @@ ALL = "all"
 
 
 def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the entries of each control, with the selection that each entry stands for.
+    """Return the entries of each control, with the selection that belongs to each entry.
 
         >>> choices(xr.Dataset({"effect": ("change", [1.0, 2.0])}, {"change": ["swap", "drop"]}))
         {'change': {'swap': {'change': 'swap'}, 'drop': {'change': 'drop'}}}
@@ -35,8 +35,8 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
         over: Coordinate of prompts whose groups become rows. Then prompts have no control.
 
     Returns:
-        Control -> entry -> argument of `data.sel`, first the entry that is shown first. Heads are
-            in descending order of the first variable.
+        Argument of `data.sel` by control and entry. The entry that is shown at first comes first.
+            Heads are in descending order of the first variable.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {
         dim: {x: {dim: x} for x in data[dim].values.tolist()}
@@ -55,14 +55,14 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
             }
             for of in (data["pair"], data["text"])
         )
-        # A table of demonstrations is read beside the text of one prompt.
+        # A table of demonstrations is read next to the text of one prompt.
         first = dict([*texts.items()][:1]) if "place" in data.dims else {}
         found["prompts"] = first | {ALL: {"prompt": slice(None)}} | pairs | texts
     return found
 
 
 def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
-    """Return means over prompts: a column for each variable, or for each of its entries.
+    """Return means over prompts, with a column for each variable, or for each of its entries.
 
         >>> pairs = {"pair": ("prompt", ["a/b", "a/b", "c/d"])}
         >>> effect = xr.DataArray([1.0, 2.0, 5.0], dims="prompt", attrs={"units": "nats"})
@@ -84,16 +84,16 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
 
 
 def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
-    """Return controls, and below them the numbers that they choose.
+    """Return controls, and below them the numbers of their selection.
 
     The numbers are in a `widgets.HTML`. An Output widget, which `widgets.interactive` also makes,
     lets papermill wait for ever: nbclient then sends a message on the channel on which it waits for
     the cell's reply.
 
     Args:
-        files: Model -> variables that share their dimensions.
+        files: Variables that share their dimensions, by model.
         over: Coordinate of prompts whose groups become rows; "" lets the reader choose prompts.
-        model: Model to show first.
+        model: Model that is shown at first.
     """
     models = widgets.Dropdown(
         options=[(shown_name(m), m) for m in files],
@@ -123,7 +123,12 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
 
 
 def shown(data: xr.Dataset, over: str = "") -> str:
-    """Return the table of a selection as HTML, with a bar in each cell."""
+    """Return the table of a selection as HTML, with a bar in each cell.
+
+    Args:
+        data: Selected variables with units.
+        over: Coordinate of prompts whose groups are rows.
+    """
     frame = table(data, over)
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
     styler.set_caption(f"mean over prompts: {data.sizes['prompt']}")

@@ -1,13 +1,14 @@
-"""Theme and common forms of the charts. A chapter writes a chart where it stands when none fits.
+"""Theme of the charts, and functions for charts that several chapters use.
 
     >>> table = pd.DataFrame({"model": ["a", "b"], "heads": "all", "value": [0.1, 0.2]})
     >>> chart = intervals(table.assign(low=0.0, high=0.3), "heads", title="nats")
     >>> chart.to_dict()["facet"]["field"]
     'model'
 
-Every form takes a tidy table with a column `model` and draws one panel a model, with shared axes.
-Colours mean one thing each through the book (COLOURS); models are told apart by panels, never by
-colour. No torch here.
+Every function takes a tidy table with a column `model` and draws one panel for each model, with
+shared axes. Each colour has one meaning in the whole book (COLOURS). Models are distinguished by
+panels, never by colour. A chapter has its own code for any other chart. This module does not load
+torch.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import vl_convert
 
 from twotowers.tables import shown_name
 
-# Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
+# Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
 OLIVE, GREY = "#b8a100", "#8c8c8c"
 OF_ANYTHING = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
-# Colours of what is neither head nor label.
+# Colours of everything except heads and labels.
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
@@ -53,18 +54,25 @@ alt.data_transformers.enable("default", max_rows=ROWS)
 
 
 def svg(spec: dict) -> str:
-    """A chart as a picture. Signs that no XML can hold, at which the library would end Python
-    itself, become U+FFFD."""
+    """Return a chart as a picture.
+
+    Characters that XML cannot hold become U+FFFD, since the library would end Python at them.
+
+    Args:
+        spec: Chart as a Vega-Lite specification.
+    """
     spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
     text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
-    # What is written as \u.... now is a control character.
+    # JSON now writes only control characters as \u....
     unit = re.compile(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]")
     return vl_convert.vegalite_to_svg(unit.sub("\ufffd", text))
 
 
 def _shown(spec: dict, **_: Any) -> dict:
-    """What a notebook holds of a chart: JupyterLab and VS Code draw it without a network, other
-    viewers show the picture."""
+    """Return the forms of a chart in a notebook.
+
+    JupyterLab and VS Code draw the chart without a network, and other viewers show the picture.
+    """
     return {VEGA: spec, "image/svg+xml": svg(spec)}
 
 
@@ -74,6 +82,7 @@ alt.renderers.enable("twotowers")
 
 @alt.theme.register("twotowers", enable=True)
 def _theme() -> alt.theme.ThemeConfig:
+    """Return the theme of all charts."""
     text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     return {
         "config": {
@@ -107,7 +116,13 @@ def _theme() -> alt.theme.ThemeConfig:
 
 
 def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
-    """Return a colour scale over names: known names keep their colour in every figure."""
+    """Return a colour scale over names, in which known names keep their colour in every figure.
+
+    Args:
+        field: Column of the names.
+        names: Names in the order of the legend.
+        title: Title of the legend.
+    """
     names = list(dict.fromkeys(names))
     spare = itertools.cycle(c for c in OF_ANYTHING if c not in map(COLOURS.get, names))
     colours = [COLOURS.get(name) or next(spare) for name in names]
@@ -117,15 +132,25 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
-    """Tables, one below the other; where there is none, a table of these columns without rows: a
-    chart of it is empty."""
+    """Return tables, one below the other.
+
+    Without tables, the result has the columns and no rows, and a chart of it is empty.
+
+    Args:
+        tables: Tables with the same columns.
+        *columns: Names of the columns.
+    """
     return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
 
 
 def short_names(models: pd.Series) -> pd.Series:
-    """Return names of models for a chart, where long names lose their middle.
+    """Return names of models for a chart, in which long names lose their middle.
 
-    Names of checkpoints often differ at the end only. If two names would be alike, all stay long.
+    The names of checkpoints often differ only at their ends. If two names would become equal, all
+    names stay long.
+
+    Args:
+        models: Names of models.
     """
     names = models.map(shown_name)
     short = names.where(names.str.len() <= LETTERS, names.str[:12] + "…" + names.str[-15:])
@@ -145,14 +170,14 @@ def facets(
 
     Args:
         chart: A chart without data.
-        table: Its data, with a column `model`.
+        table: Data of the chart, with a column `model`.
         column: A column whose values become columns of panels; each model is a row.
         columns: Maximum number of panels in a row, if there is no `column`.
-        height: Height of a panel.
-        free: "x", "y" or "xy": along these axes each panel has its own scale.
+        height: Height of a panel in pixels.
+        free: Axes ("x", "y" or "xy") along which each panel has its own scale.
     """
     if table.empty:
-        chart, height = alt.Chart().mark_point(), 0  # Altair cannot tell of which types nothing is
+        chart, height = alt.Chart().mark_point(), 0  # Altair cannot infer types of no rows
     table = table.assign(model=short_names(table["model"]))
     names = table["model"].unique().tolist()
     across = table[column].nunique() if column else min(columns, len(names))
@@ -165,14 +190,18 @@ def facets(
     else:
         shown = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
         if len(names) % columns > 0 < len(names) // columns:
-            # The last row is not full: the axis of what is above the gap would be below it.
+            # The last row is not full: panels above the gap would have their axis below it.
             shown = shown.resolve_axis(x="independent")
     own = {f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
     return shown.resolve_scale(**own)
 
 
 def dashed(**position: Any) -> alt.Chart:
-    """Draw a dashed line across a panel, such as chance: at x or y."""
+    """Draw a dashed line across a panel, such as chance.
+
+    Args:
+        **position: Position of the line, as `x` or `y`.
+    """
     return alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(**position)
 
 
@@ -215,10 +244,10 @@ def intervals(
 
     Args:
         table: Columns model, `at`, value, low, high, and `group`.
-        at: The column whose entries have a line ("point"), a bar, or a place on the axis ("line").
+        at: Column whose entries have a line ("point"), a bar, or a place on the axis ("line").
         title: Title of the values.
-        mark: The mark of a value. Intervals of lines are bands.
-        group: A column whose entries have colours; points and bars are side by side.
+        mark: Mark of a value. Intervals of lines are bands.
+        group: Column whose entries have colours; points and bars are side by side.
         at_title: Title of the entries.
         fmt: Format of values in tooltips.
         null: Position of a dashed line, such as chance.
@@ -251,10 +280,14 @@ def intervals(
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
-    """Layer x head, deepest layer on top, a panel a model, each on its own scale.
+    """Draw a map of all heads, layer by head, one panel for each model, each with its own scale.
+
+    The deepest layer is on top. Values above zero are violet, and values below zero are brown.
 
     Args:
-        table: columns model, layer, head, and `value`: violet above zero and brown below.
+        table: Columns model, layer, head, and `value`.
+        value: Column of the values.
+        title: Title of the values.
     """
     largest = table.groupby("model")[value].transform(lambda of_model: of_model.abs().max() or 1)
     scaled = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")

@@ -5,9 +5,9 @@
     >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
     30
 
-A file holds one dataset. Along the dimension `head_set`, the sets that a rule names come first,
+A file holds one dataset. Along the dimension `head_set`, the sets that a rule selects come first,
 then the random sets that are matched to them. The coordinate `matched_set` holds the name of the
-set that a random set is matched to, and "" for named sets.
+set that a random set is matched to, and "" for selected sets.
 
 The attribute `identity` lists everything that decides the numbers: the model, the settings, a
 digest of the texts that prompts are drawn from, and the versions of the code. A file is valid if
@@ -61,6 +61,9 @@ def text_digest(suite: str) -> str:
     """Return a digest of the texts that the prompts of a suite are drawn from.
 
     It depends on the lines of tables, on the texts of each class, and on the stop words.
+
+    Args:
+        suite: Name of the suite.
     """
     entries = {}
     for file in TEXTS[suite]:
@@ -79,14 +82,21 @@ def text_digest(suite: str) -> str:
 
 
 def digits(value: object) -> str:
-    """Return 12 hexadecimal digits of the SHA-256 of a value as JSON."""
+    """Return 12 hexadecimal digits of the SHA-256 of a value.
+
+    Args:
+        value: Value that JSON can hold.
+    """
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
     """Return the settings that decide the numbers of a measurement.
 
-    `dump`: arguments of `Settings.model_dump`.
+    Args:
+        name: Measurement.
+        settings: All settings.
+        **dump: Arguments of `Settings.model_dump`.
     """
     row = row_of(name)
     if row.on == "prompts":
@@ -96,14 +106,27 @@ def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, A
 
 
 def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the deciding settings of a measurement, except the suite, that are no defaults."""
+    """Return the deciding settings of a measurement that differ from their defaults.
+
+    The suite is not among them.
+
+    Args:
+        name: Measurement.
+        settings: All settings.
+    """
     changed = deciding_settings(name, settings, exclude_defaults=True)
     changed.pop("suite", None)
     return dict(sorted(changed.items()))
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
-    """Return all that decides the numbers of a measurement of a model, as JSON."""
+    """Return everything that decides the numbers of a measurement of a model, as JSON.
+
+    Args:
+        name: Measurement.
+        settings: All settings.
+        fingerprint: Fingerprint of the model.
+    """
     made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
     fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
     return json.dumps(fields, sort_keys=True)
@@ -112,8 +135,8 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
 def folder(settings: Settings, model: str, name: str = "heads") -> Path:
     """Return the folder of a measurement.
 
-    Other settings than the defaults have folders of their own, except among precomputed
-    measurements. So a change of the seed and back measures nothing twice.
+    Settings that differ from the defaults have a folder of their own, except among precomputed
+    measurements. So nothing is measured twice if the seed is changed and changed back.
 
     Args:
         settings: All settings.
@@ -128,7 +151,10 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Let Ctrl-C wait until a file is done: within xarray's locks the process would hang."""
+    """Let Ctrl-C wait until a file is done.
+
+    Within the locks of xarray the process would hang.
+    """
     waiting: list[int] = []
     # Only the main thread may set handlers.
     in_main = threading.current_thread() is threading.main_thread()
@@ -145,9 +171,16 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a scratch name next to `path`; what is written there replaces the file at the end.
+    """Yield a scratch name next to a path, and replace the path by this file at the end.
 
-    Raises TwoTowersError if it cannot be written.
+    Args:
+        path: Path of the final file.
+
+    Yields:
+        Path of the scratch file.
+
+    Raises:
+        TwoTowersError: If the file cannot be written.
     """
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.scratch")
     try:
@@ -165,7 +198,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> xr.Dataset:
-    """Return the dataset of a file, in memory. Raises TwoTowersError if it cannot be read."""
+    """Return the dataset of a file, in memory.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        TwoTowersError: If the file is missing or cannot be read.
+    """
     try:
         with deferred_signals():
             return xr.load_dataset(path, engine="netcdf4")
@@ -178,10 +218,10 @@ def read(path: Path) -> xr.Dataset:
 
 
 def _why_unreadable(path: Path) -> str:
-    """Return what is wrong with a file that netCDF refuses, and what to do."""
+    """Return the reason why netCDF refuses a file, and a remedy."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 locks what it writes
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 locks a file that it writes
     except BlockingIOError:
         return "another program has it open for writing; close that program, then try again"
     except OSError as error:
@@ -192,9 +232,12 @@ def _why_unreadable(path: Path) -> str:
 def load(path: Path) -> xr.Dataset:
     """Return a saved measurement, in memory.
 
+    Args:
+        path: Path of the file.
+
     Raises:
         TwoTowersError: If the file cannot be read.
-        OtherForm: If it differs from data/variables.csv.
+        OtherForm: If the file differs from data/variables.csv.
     """
     data = read(path)
     if difference := fault(data):
@@ -203,7 +246,11 @@ def load(path: Path) -> xr.Dataset:
 
 
 def named_sets(data: xr.Dataset) -> xr.Dataset:
-    """Return a measurement of the head sets that a rule names, without the random ones."""
+    """Return a measurement of the head sets that a rule selects, without the random ones.
+
+    Args:
+        data: A measurement.
+    """
     if "matched_set" not in data.coords:
         return data
     named = data.isel(head_set=(data["matched_set"] == "").values)
@@ -211,10 +258,13 @@ def named_sets(data: xr.Dataset) -> xr.Dataset:
 
 
 def random_sets(data: xr.Dataset) -> xr.Dataset | None:
-    """Return a measurement of the random sets over (head_set, random_set, ...), None without any.
+    """Return a measurement of the random sets over (head_set, random_set, ...), or None.
 
-    `head_set` is the named set that they are matched to. The scalar coordinate `control` says what
-    is random: "random sets" or "random sets and directions".
+    `head_set` is the named set that the random sets are matched to. The scalar coordinate `control`
+    names the random part: "random sets" or "random sets and directions".
+
+    Args:
+        data: A measurement.
     """
     if "matched_set" not in data.coords:
         return None
@@ -229,9 +279,13 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
 
 
 def of_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
-    """Return the prompts with labels of one kind: "arbitrary", "names" of the classes, or "all".
+    """Return the prompts with labels of one kind.
 
     The labels of a prompt are the names of the classes if its `labels` equals its `pair`.
+
+    Args:
+        data: A measurement.
+        labels: Kind of labels: "arbitrary", "names" of the classes, or "all".
     """
     if labels == "all" or "labels" not in data.coords:
         return data
@@ -246,7 +300,11 @@ def precomputed_models() -> dict[str, Path]:
 
 
 def precomputed_fingerprint(model: str) -> str | None:
-    """Return the fingerprint of a precomputed model, None if there is no such model."""
+    """Return the fingerprint of a precomputed model, None if there is no such model.
+
+    Args:
+        model: Name of the model.
+    """
     folder = precomputed_models().get(model)
     path = next(folder.glob("*/*.nc"), None) if folder else None
     return str(read(path).attrs["fingerprint"]) if path else None
@@ -257,7 +315,7 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
 
     Args:
         model: Folder of the model.
-        suite: Suite of its texts.
+        suite: Suite of the texts.
         name: Measurement.
 
     Raises:
@@ -278,6 +336,10 @@ def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
     """Return whether a precomputed measurement has every setting that differs from its default.
 
     The numbers of blocks and prompts do not count: a precomputed measurement has its own.
+
+    Args:
+        data: A precomputed measurement.
+        settings: All settings.
     """
     made_with = json.loads(data.attrs["identity"])
     changed = changed_settings(data.attrs["measurement"], settings).items()

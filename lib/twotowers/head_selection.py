@@ -1,19 +1,18 @@
-"""What later measurements are taken with, by rule from earlier ones: the form, and sets of heads.
+"""Rules that select the prompt template and the sets of heads from earlier measurements.
 
-Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
+The rules are of 2026-11-22, before any evaluation block was run (data/rules.csv). The template is
+the one with the highest accuracy (true label = top token of the vocabulary), of the templates with
+at most MOST_K demonstrations of each class. Ties go to fewer demonstrations.
 
-- **form**: of those with at most MOST_K demonstrations of each class, the one with the highest
-  accuracy (true label = top token of the vocabulary); ties go to fewer demonstrations.
-- **located**: the TOP heads by mean contribution (what they add to the logit difference from label
-  positions).
-- **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it
-  is), each above WRITES nats.
-- **by attention**: the TOP heads by mean attention difference (labels of the query's class minus
-  the others).
-- **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
-- **by effect**: the TOP heads by the total effect of their attention, either sign (`by_effect`).
+Each set has the TOP heads with the largest mean of one quantity:
 
-Every function is pure: datasets of `measure.heads` in, lists of heads out. See `top`.
+- `located`: the contribution to the logit difference from label positions.
+- `by writing`: attention times reading of a label, whichever it is. Each head is above WRITES nats.
+- `by attention`: the attention difference, labels of the query's class minus the others.
+- `by increase`: the paper's increase, if it is given (`with_increase`).
+- `by_effect`, a function: the total effect of the head's attention, of either sign.
+
+Every function is pure: it takes datasets of `measure.heads` and returns lists of heads.
 """
 
 from __future__ import annotations
@@ -33,12 +32,16 @@ TOP = 5
 MOST_K = 4
 COMPARES, WRITES = 0.02, 0.1
 RANDOM_LISTS, SINGLE_HEADS = 1000, 20
-"""Random lists beside a list of heads, and heads beside a single one"""
+"""Number of random lists for a list of heads, and of other heads for a single head"""
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
 
 
 def form(forms: xr.Dataset) -> Form:
-    """The best-learned form of the grid (`says` over prompts with coordinates k and separator)."""
+    """Return the best-learned prompt template of the grid.
+
+    Args:
+        forms: Measurement "forms": `says` over prompts with coordinates k and separator.
+    """
     table = forms["says"].to_dataframe()
     table = table[table["k"] <= max(MOST_K, table["k"].min())]
     # The groups are sorted by k: of equal accuracies the smallest k comes first.
@@ -47,29 +50,36 @@ def form(forms: xr.Dataset) -> Form:
 
 
 def attention_difference(heads: xr.Dataset) -> xr.DataArray:
-    """Attention on labels of the query's class minus that on the others.
+    """Return the attention on labels of the query's class minus the attention on the others.
 
     Args:
-        heads: the measurement "heads".
+        heads: Measurement "heads".
 
     Returns:
-        (prompt, layer, head), in [-1, 1].
+        Over (prompt, layer, head), in [-1, 1].
     """
     return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
 
 
 def with_increase(heads: xr.Dataset, norms: xr.Dataset) -> xr.Dataset:
-    """A measurement of heads with the paper's increase of the same prompts.
+    """Return a measurement of heads with the paper's increase of the same prompts.
 
     Args:
-        heads: the measurement "heads" or "locating".
-        norms: the measurement "norms".
+        heads: Measurement "heads" or "locating".
+        norms: Measurement "norms".
     """
     return heads.assign(increase=norms["increase"].sel(norm="frozen", drop=True))
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Every ranking of the heads: name -> mean over prompts (layer, head), larger is more."""
+    """Return every ranking of the heads by name.
+
+    Args:
+        heads: Measurement "heads" or "locating".
+
+    Returns:
+        Means over prompts (layer, head). A larger value means a higher rank.
+    """
     values = {"attention difference": attention_difference(heads)} | {
         name: heads[name] for name in RANKINGS if name in heads
     }
@@ -77,7 +87,7 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
-    """The heads with the largest values, largest first.
+    """Return the heads with the largest values, largest first.
 
         >>> of = xr.DataArray([[0.1, 0.4], [0.0, 0.3]], dims=("layer", "head"))
         >>> [str(head) for head in top(of, 3)]
@@ -86,9 +96,9 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
         ['0-1', '1-1']
 
     Args:
-        ranking: (layer, head).
-        k: at most so many.
-        least: each has more than this.
+        ranking: Values over (layer, head).
+        k: Maximum number of heads.
+        least: Lower bound, which every value exceeds.
     """
     values = ranking.transpose("layer", "head").values
     best = [
@@ -99,18 +109,25 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
-    """Return which heads have the k largest values, over (..., layer, head), as booleans."""
+    """Return as booleans which heads have the k largest values.
+
+    Args:
+        values: Over (..., layer, head).
+        k: Number of heads.
+    """
     values = values.transpose(..., "layer", "head")
     flat = values.values.reshape(*values.shape[:-2], -1)
     return values >= np.partition(flat, -k)[..., -k, None, None]
 
 
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
-    """Name -> heads, best first: the sets of the module, which may be short or empty.
+    """Return the sets of heads of this module by name, best head first.
+
+    Sets may be short or empty.
 
     Args:
-        heads: the measurement "heads" or "locating".
-        k: how many heads a set holds.
+        heads: Measurement "heads" or "locating".
+        k: Maximum number of heads of a set.
     """
     means = rankings(heads)
     sets = {
@@ -122,11 +139,11 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
 
 
 def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
-    """The heads whose attention has the largest mean total effect, either sign.
+    """Return the heads whose attention has the largest mean total effect, of either sign.
 
     Args:
-        looks: the measurement "looks".
-        k: so many.
+        looks: Measurement "looks".
+        k: Number of heads.
     """
     return top(abs(looks["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k)
 
@@ -139,21 +156,21 @@ def matched_sets(
     draws: int,
     measured: np.ndarray | None = None,
 ) -> list[list[Head]]:
-    """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
+    """Return random sets with the same number of heads in the same layers.
 
-    Where a layer has too few such heads, those of the nearest layers take part (the layer above
-    before the one below).
+    No head is from the key-value groups of `heads`. If a layer has too few such heads, heads of the
+    nearest layers are drawn (the layer above before the layer below).
 
     Args:
-        heads: the set in question.
-        n_layers: of the model.
-        n_heads: of each layer.
-        group: heads that share their keys and values.
-        draws: so many sets; the same one may come again.
-        measured: (layer, head), which heads can be drawn; by default all.
+        heads: Set that random sets are matched to.
+        n_layers: Number of layers of the model.
+        n_heads: Number of heads of a layer.
+        group: Number of heads that share their keys and values.
+        draws: Number of random sets. The same set may occur more than once.
+        measured: Booleans over (layer, head), true for heads that can be drawn; by default all.
 
     Raises:
-        NotTestable: when the model has too few heads left.
+        NotTestable: If the model has too few other heads.
     """
     own_groups = {(layer, h // group) for layer, h in heads}
     free = {
@@ -181,14 +198,15 @@ def matched_sets(
 
 
 def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
-    """Return different random lists of as many heads, as `matched_sets` draws them, or none.
+    """Return different random lists with the same number of heads, or none.
 
-    A single head has SINGLE_HEADS others, from its layer and the nearest ones.
+    `matched_sets` draws them. A single head has SINGLE_HEADS others, from its layer and the nearest
+    layers.
 
     Args:
         heads: List of heads.
-        measured: (layer, head), heads that can be drawn.
-        group: Heads that share their keys and values.
+        measured: Booleans over (layer, head), true for heads that can be drawn.
+        group: Number of heads that share their keys and values.
     """
     free = measured.values.copy()
     if len(heads) == 1:
@@ -205,29 +223,33 @@ def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> l
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
-    """Values of some heads, or of none.
+    """Return the values of some heads, or of none.
 
     Args:
-        values: (..., layer, head).
-        heads: single heads.
+        values: Over (..., layer, head).
+        heads: Single heads.
 
     Returns:
-        (..., listed_head), with the coordinates of `heads.listed`.
+        Over (..., listed_head), with the coordinates of `heads.listed`.
     """
     at = xr.Dataset(coords=listed(heads))
     return values.isel(layer=at["layer"], head=at["head"])
 
 
 def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
-    """(Prompts that choose, prompts that judge): no class pair and no label pair is in both.
+    """Yield cross-fit splits of prompts, without a common class pair or label pair.
 
-    Class pairs and label pairs are halved by their names; where there is one label pair only, class
-    pairs alone. Every prompt judges once.
+    Class pairs and label pairs are halved by their names. If there is only one label pair, only
+    class pairs are halved. Every prompt is evaluated once. Heads that were selected on other
+    prompts, classes and labels do not owe their effect to chance on the prompts that evaluate them.
 
     Args:
-        data: a measurement, or an array of one, over prompts.
-        target: another one, whose prompts are judged in place of those of `data`: what is chosen on
-            other prompts, classes and labels is no luck of those on which it is judged.
+        data: A measurement, or an array of one, over prompts.
+        target: Another measurement or array, whose prompts are evaluated in place of those of
+            `data`.
+
+    Yields:
+        The prompts that select, and the prompts that evaluate.
     """
     target = data if target is None else target
     names = {
@@ -244,12 +266,14 @@ def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
 
 
 def union(a: Sequence[Head], b: Sequence[Head], n: int) -> list[Head]:
-    """Heads of two lists taken in turn, as the EMNLP version joins the tops of its two rankings.
+    """Return the heads of two lists taken in turn.
+
+    The EMNLP version of the paper joins the tops of its two rankings in this way.
 
     Args:
-        a: a list, whose first head comes first.
-        b: another.
-        n: so many heads of both.
+        a: List whose first head comes first.
+        b: Another list.
+        n: Number of heads of the result.
     """
     turns = [head for both in zip(a, b, strict=False) for head in both]
     return list(dict.fromkeys(turns))[:n]

@@ -1,4 +1,4 @@
-"""A head's name, and coordinates of single heads."""
+"""Names of heads, and coordinates of single heads."""
 
 from __future__ import annotations
 
@@ -12,34 +12,56 @@ from twotowers.errors import TwoTowersError
 
 
 class Head(NamedTuple):
-    """A head of a model, layer and head counted from 0. `str(Head(22, 0))` is "22-0"; `Head.parse`
-    reads it back."""
+    """A head of a model. `str(Head(22, 0))` is "22-0", and `Head.parse` reads it back.
+
+    Attributes:
+        layer: Number of the layer, counted from 0.
+        head: Number of the head within its layer, counted from 0.
+    """
 
     layer: int
     head: int
 
     def __str__(self) -> str:
+        """Return the name of the head, such as "22-0"."""
         return f"{self.layer}-{self.head}"
 
     @classmethod
     def parse(cls, text: str) -> Head:
-        """A head from "22-0". Raises TwoTowersError on any other form."""
+        """Return the head of a name.
+
+        Args:
+            text: Name such as "22-0".
+
+        Raises:
+            TwoTowersError: If the name has any other form.
+        """
         if not re.fullmatch(r"\d+-\d+", text.strip()):
             raise TwoTowersError(f"'{text}' is no head: write layer-head, such as 2-5")
         return cls(*map(int, text.split("-")))
 
 
-Heads = Sequence[tuple[int, int]]  # heads given to a function: pairs do, such as (22, 0)
+Heads = Sequence[tuple[int, int]]  # an argument of functions; pairs such as (22, 0) are enough
 
 
 def named(heads: Iterable[tuple[int, int]]) -> list[str]:
-    """["22-0", ...] of (layer, head) pairs."""
+    """Return the names of heads, such as "22-0".
+
+    Args:
+        heads: Pairs (layer, head).
+    """
     return [f"{layer}-{head}" for layer, head in heads]
 
 
 def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
-    """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer`
-    and `head` beside them."""
+    """Return coordinates of single heads.
+
+    Args:
+        heads: Pairs (layer, head).
+
+    Returns:
+        The dimension `listed_head` with names such as "22-0", and `layer` and `head` along it.
+    """
     layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
     columns = {"listed_head": named(heads), "layer": layers, "head": numbers}
     return {name: ("listed_head", values) for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""Means and ratios over prompts; their intervals hold for other class pairs and label pairs, too.
+"""Means and ratios over prompts, with intervals for other class pairs and label pairs.
 
     >>> of = {"pair": ("prompt", list("aabbcc")), "labels": ("prompt", list("xyzxyz"))}
     >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=of)
@@ -7,15 +7,15 @@
     >>> round(ratio(values / 2, values).estimate, 6)
     0.5
 
-Prompts share class pairs and label pairs, and both might have been others: two crossed factors. So
+Prompts share class pairs and label pairs, which are two crossed samples of all possible pairs. So
 variances are two-way clustered (Cameron, Gelbach and Miller 2011, "Robust Inference With Multiway
 Clustering"):
 
     V = V(class pairs) + V(label pairs) - V(cells of both)
 
-and where that is negative, or there is one label pair only, the larger of the first two. Student's
-t has the smaller number of clusters less one as degrees of freedom. The estimate is the mean over
-class pairs of their means. No torch here.
+If this is negative, or if there is only one label pair, V is the larger of the first two terms. The
+degrees of freedom of Student's t are the smaller number of clusters minus one. The estimate is the
+mean over class pairs of their means. This module does not load torch.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ from twotowers.errors import TwoTowersError
 CLUSTERS = ("pair", "labels")
 """Coordinates of the two factors: class pair and label pair of a prompt"""
 MIN_EQUAL = 6
-"""Minimum number of clusters with equal means that have an interval: of fewer equal ones nobody can
-tell how clusters vary (in a sign test five equal signs have p = 0.06)"""
+"""Minimum number of clusters with equal means that have an interval. Fewer of them do not show how
+clusters vary (in a sign test five equal signs have p = 0.06)."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with 95% and 90% bounds, NaN where clusters are too few (`MIN_EQUAL`).
+    """An estimate with 95% and 90% bounds, NaN if there are too few clusters (`MIN_EQUAL`).
 
-    `n`: clusters of each factor, such as 20 class pairs and 9 label pairs. `p`: of a two-sided test
-    that the estimate is zero.
+    Attributes:
+        estimate: Mean or ratio.
+        n: Number of clusters of each factor, such as 20 class pairs and 9 label pairs.
+        low, high: Bounds of the 95% interval.
+        low90, high90: Bounds of the 90% interval.
+        p: Two-sided p-value of the hypothesis that the estimate is zero.
     """
 
     estimate: float
@@ -56,6 +60,7 @@ class Interval:
     p: float = np.nan
 
     def __format__(self, spec: str) -> str:
+        """Return the estimate and its 95% bounds in one number format."""
         spec = (spec or "+.2f").replace("z", "").replace(".", "z.")  # no -0.00
         if np.isnan(self.estimate):
             return "no number"
@@ -65,7 +70,15 @@ class Interval:
 
 
 def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> None:
-    """Raises TwoTowersError where a coordinate of the clusters is missing."""
+    """Check that values have the coordinates of their clusters.
+
+    Args:
+        values: Over (prompt,).
+        clusters: Names of coordinates.
+
+    Raises:
+        TwoTowersError: If a coordinate is missing.
+    """
     for name in clusters:
         if name not in values.coords:
             raise TwoTowersError(
@@ -75,19 +88,21 @@ def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> 
 
 
 class Sample:
-    """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary
-    together."""
+    """Means (variable,) of variables over the same prompts, with their covariance."""
 
     def __init__(self, variables: np.ndarray, of: xr.DataArray, clusters: Sequence[str]):
-        """Checks the prompts; each cluster of the first factor weighs as much as any other.
+        """Check the prompts, and compute the means.
+
+        All clusters of the first factor have the same weight.
 
         Args:
-            variables: (variable, prompt).
-            of: an array over the same prompts, with the coordinates that tell their clusters.
-            clusters: these coordinates, one or two.
+            variables: Over (variable, prompt).
+            of: An array over the same prompts, with the coordinates of their clusters.
+            clusters: Names of one or two of these coordinates.
 
         Raises:
-            TwoTowersError: for other dimensions, values that are not finite, a missing coordinate.
+            TwoTowersError: If dimensions are wrong, if values are not finite, or if a coordinate is
+                missing.
         """
         if variables.ndim != 2:
             dims = ", ".join(map(str, of.dims))
@@ -110,11 +125,11 @@ class Sample:
         self._residuals = (variables - self.means[:, None]) * weights
 
     def covariance(self, direction: Sequence[float]) -> np.ndarray:
-        """Covariance of the means (variable, variable).
+        """Return the covariance of the means (variable, variable).
 
         Args:
-            direction: (variable,); where the two-way variance along it is not above zero, the
-                larger one-way covariance is taken.
+            direction: Over (variable,). If the two-way variance along it is not above zero, the
+                larger one-way covariance is returned.
         """
         one_way = [
             self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1
@@ -127,14 +142,20 @@ class Sample:
         return max(one_way, key=lambda covariance: direction @ covariance @ direction)
 
     def _one_way(self, codes: np.ndarray) -> np.ndarray:
-        """The covariance where prompts of different clusters of one factor are independent."""
+        """Return the covariance if prompts of different clusters of one factor are independent."""
         sums = np.array([np.bincount(codes, row) for row in self._residuals])
         n = sums.shape[1]
         return sums @ sums.T * n / (n - 1)
 
     def error(self, direction: Sequence[float]) -> float:
-        """Return the standard error along a direction (variable,), NaN if nobody can tell it: of a
-        single cluster, and of fewer than MIN_EQUAL that are equal."""
+        """Return the standard error along a direction.
+
+        It is NaN, because it cannot be estimated, for a single cluster and for fewer than MIN_EQUAL
+        equal clusters.
+
+        Args:
+            direction: Over (variable,).
+        """
         if self.n[0] < 2:
             return np.nan
         error = float(np.sqrt(direction @ self.covariance(direction) @ direction))
@@ -142,24 +163,30 @@ class Sample:
 
     @property
     def freedom(self) -> int:
+        """Degrees of freedom of Student's t."""
         return min(n for n in self.n if n > 1) - 1
 
     def t(self, quantile: float) -> float:
+        """Return a quantile of Student's t.
+
+        Args:
+            quantile: Probability, such as 0.975.
+        """
         return float(stdtrit(self.freedom, quantile))
 
 
 def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
     """Return the mean over prompts with its interval.
 
-    If the means of all clusters are equal, the bounds equal the mean, or, of fewer than MIN_EQUAL
-    clusters, there are none.
+    If the means of all clusters are equal, the bounds equal the mean. With fewer than MIN_EQUAL
+    such clusters there are no bounds.
 
     Args:
-        values: (prompt,).
-        clusters: one or two of its coordinates.
+        values: Over (prompt,).
+        clusters: Names of one or two coordinates.
 
     Raises:
-        TwoTowersError: as `Sample`.
+        TwoTowersError: As in `Sample`.
     """
     sample = Sample(values.values[None], values, clusters)
     estimate, error = float(sample.means[0]), sample.error([1.0])
@@ -172,18 +199,21 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
 
 
 def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """mean(part) / mean(whole), with Fieller's bounds: those r at which part - r whole may be zero.
+    """Return mean(part) / mean(whole) with Fieller's bounds.
+
+    The bounds are those r at which the mean of part - r whole may be zero.
 
     Args:
-        part: (prompt,), with the coordinates of the clusters.
-        whole: (prompt,), of the same prompts.
-        clusters: one or two coordinates.
+        part: Over (prompt,), with the coordinates of the clusters.
+        whole: Over (prompt,), of the same prompts.
+        clusters: Names of one or two coordinates.
 
     Returns:
-        All NaN where the whole is not clear of zero: then any ratio is possible.
+        All NaN if the mean of the whole is not clearly above zero, because any ratio is then
+            possible.
 
     Raises:
-        TwoTowersError: as `Sample`.
+        TwoTowersError: As in `Sample`.
     """
     sample = Sample(np.stack([part.values, whole.values]), part, clusters)
     numerator, denominator = map(float, sample.means)
@@ -201,14 +231,16 @@ def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLU
 
 
 def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:
-    """The two r at which (part - r whole)^2 = t^2 variance(part - r whole); NaN where these do not
-    enclose part / whole."""
+    """Return the two r at which (part - r whole)^2 = t^2 variance(part - r whole).
+
+    They are NaN if they do not enclose part / whole.
+    """
     constant, linear, square = (
         means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1))
     )
     if square <= 0:
         return np.nan, np.nan
-    # Rounding alone takes it below zero: part / whole lies between the bounds.
+    # Only rounding can take it below zero, since part / whole is between the bounds.
     spread = np.sqrt(max(linear**2 - square * constant, 0.0))
     return float((linear - spread) / square), float((linear + spread) / square)
 
@@ -221,23 +253,23 @@ def table(
     clusters: Sequence[str] = CLUSTERS,
     **columns: Any,
 ) -> pd.DataFrame:
-    """Means with 95% intervals: a row for every model and every combination of entries along `by`.
+    """Return means with 95% intervals for every model and every combination of entries.
 
     Args:
-        values: model -> (prompt, and those of `by`).
-        by: dimensions.
-        whole: model -> (prompt,), what they are a share of; a share of what is not clear of zero
-            has no numbers.
-        clusters: coordinates, such as those of class pairs and label pairs.
-        **columns: further columns, the same in every row.
+        values: Arrays by model, over (prompt,) and the dimensions `by`.
+        by: Names of dimensions.
+        whole: Denominators by model, over (prompt,). A share whose denominator is not clearly above
+            zero has no numbers.
+        clusters: Names of coordinates, such as the ones of class pairs and label pairs.
+        **columns: Further columns, the same in every row.
 
     Returns:
-        Columns model, those of `by`, value, low, high, n (clusters of the first factor), and those
-        given; they are there without rows, too. Where all values are missing, as of a set without
-        heads, so are the numbers.
+        Columns model, names in `by`, value, low, high, n (clusters of the first factor), and the
+            given ones. They also exist if there are no rows. If all values are missing, as for a
+            set without heads, the numbers are missing.
 
     Raises:
-        TwoTowersError: for other dimensions, and for values that are missing in part.
+        TwoTowersError: If dimensions are wrong, or if only a part of the values is missing.
     """
     rows = []
     for model, data in values.items():
@@ -254,16 +286,16 @@ def table(
 
 
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
-    """The estimate of each of many variables.
+    """Return the estimates of many variables.
 
     Args:
-        values: (random_set, prompt).
-        clusters: coordinates; the first one weighs the prompts.
+        values: Over (random_set, prompt).
+        clusters: Names of coordinates. The first one weights the prompts.
 
     Returns:
-        (random_set,).
+        Over (random_set,).
 
     Raises:
-        TwoTowersError: as `Sample`.
+        TwoTowersError: As in `Sample`.
     """
     return Sample(values.transpose("random_set", "prompt").values, values, clusters).means

@@ -1,8 +1,10 @@
-"""Measurements of every model: the precomputed ones, and those of the model of the settings.
+"""Measurements of all precomputed models and of the model of the settings.
 
-every = Measurements(Settings(model="mini-gpt2"))
-every.measured("heads")             # {model: xarray.Dataset}, smallest model first
-every.control("ablations")          # the same of random sets of heads
+    every = Measurements(Settings(model="mini-gpt2"))
+    every.measured("heads")             # {model: xarray.Dataset}, smallest model first
+    every.control("ablations")          # the same measurement of random sets of heads
+
+The model of the settings is measured if its file is missing.
 """
 
 from __future__ import annotations
@@ -22,9 +24,20 @@ BACKEND = "towerlab.measure.pipeline"
 
 
 class Measurements:
-    """Open measurements. `left_out`: model -> why a measurement has no meaning for it."""
+    """Open measurements of all models.
+
+    Attributes:
+        settings: All settings.
+        model: Name of the model of the settings among measurements.
+        left_out: Reason by model why a measurement has no meaning for it.
+    """
 
     def __init__(self, settings: Settings):
+        """Open no measurement yet.
+
+        Args:
+            settings: All settings.
+        """
         self.settings = settings
         self.left_out: dict[str, str] = {}
         self._pipelines: dict[str, Any] = {}
@@ -33,10 +46,10 @@ class Measurements:
         self.model = self._pipeline(settings.suite).name if own else slug(settings.model)
 
     def _pipeline(self, suite: str) -> Any:
-        """Return what measures the model of the settings.
+        """Return the pipeline that measures the model of the settings.
 
-        `towerlab` is imported when it is first needed, since it needs packages that reading does
-        not.
+        `towerlab` is imported when it is first needed, because its packages are not needed for
+        reading.
         """
         if suite not in self._pipelines:
             settings = self.settings.model_copy(update={"suite": suite})
@@ -46,7 +59,12 @@ class Measurements:
     def made(self, name: str, suite: str) -> xr.Dataset:
         """Return a measurement of the model of the settings from its file, or measure it.
 
-        Raises TwoTowersError if `towerlab` is not installed.
+        Args:
+            name: Measurement.
+            suite: Suite of the texts.
+
+        Raises:
+            TwoTowersError: If `towerlab` is not installed.
         """
         try:
             return self._pipeline(suite).measured(name)
@@ -63,25 +81,30 @@ class Measurements:
         """Return a measurement of every model that has it, smallest model first.
 
         It is measured for the model of the settings if its file is missing. A model for which it
-        has no meaning is left out, and its claims are not testable. Random sets are in `control`.
+        has no meaning is left out, and its claims are not testable. `control` returns random sets.
 
         Args:
             name: Measurement.
-            suite: Another suite than that of the settings, such as "sentences".
+            suite: Another suite than the one of the settings, such as "sentences".
             labels: Prompts with "arbitrary" labels, with "names" of classes, or "all". By default
-                arbitrary for evaluation blocks, and all for blocks that choose heads and forms.
+                arbitrary for evaluation blocks, and all for blocks that select heads and templates.
         """
         every = self._datasets(name, suite, labels)
         return {model: files.named_sets(data) for model, data in every.items()}
 
     def control(self, name: str) -> dict[str, xr.Dataset]:
-        """Return the same of random sets, over (head_set, random_set, ...)."""
+        """Return a measurement of random sets of every model, over (head_set, random_set, ...).
+
+        Args:
+            name: Measurement.
+        """
         every = {model: files.random_sets(data) for model, data in self._datasets(name).items()}
         return {model: data for model, data in every.items() if data is not None}
 
     def _datasets(
         self, name: str, suite: str | None = None, labels: str | None = None
     ) -> dict[str, xr.Dataset]:
+        """Return a measurement of every model with its random sets."""
         suite = suite or self.settings.suite
         labels = labels or ("arbitrary" if catalogue.row_of(name).judges else "all")
         if (suite, name) not in self._open:
@@ -90,6 +113,7 @@ class Measurements:
         return {model: files.of_labels(data, labels) for model, data in every}
 
     def _files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
+        """Return the files of a measurement by model, and note its reasons in `left_out`."""
         found = {}
         for model in files.precomputed_models():
             try:

@@ -1,4 +1,4 @@
-"""What pages show beside charts: sentences, tables and notes, in which all text is escaped.
+"""Sentences, tables and notes on pages. All text in them is escaped.
 
     >>> "&lt;b&gt;" in shown(pd.DataFrame({"word": ["<b>"]})).to_html()
     True
@@ -25,17 +25,17 @@ from twotowers.paths import book_folder, chapter_number, evidence_folder
 from twotowers.tables import shown_name
 
 QUICK = 15
-"""Fewer class pairs than these are a quick look; so few blocks have one each"""
+"""Minimum number of class pairs of a full measurement; fewer are a preview, one block each"""
 
 
 def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
     """Return a statement with its verdict and words for each model, as HTML.
 
     Args:
-        about: The statement.
-        rows: Its rows of evidence.
-        summary: Title of the details.
-        details: What is folded; "" for nothing.
+        about: Claim, or result of the paper.
+        rows: Rows of evidence of the statement.
+        summary: Title of the folded details.
+        details: Folded text; "" for none.
     """
     items = "".join(
         f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
@@ -65,8 +65,16 @@ def _numbers(row: Any, about: Statement) -> str:
 
 
 def all_evidence() -> pd.DataFrame:
-    """Every row of evidence of the book being built: what the opening page and the scorecard are
-    drawn from."""
+    """Return every row of evidence of the current build, for the opening page and the scorecard.
+
+    A note names the models with fewer than QUICK class pairs.
+
+    Returns:
+        Rows of evidence (`evidence.read`).
+
+    Raises:
+        TwoTowersError: If no chapter has written evidence yet.
+    """
     rows = evidence.read(evidence_folder())
     if rows.empty:
         raise TwoTowersError(
@@ -88,14 +96,13 @@ def verdict_table(
 ) -> Markdown:
     """Return a table of statements and models with a verdict in each cell, as Markdown.
 
-    Markdown, since results of the paper are main entries of the index (`!`): then the search box
-    leads to their line first.
+    Results of the paper are main entries of the index (`!`), so that the search box leads to their
+    line first. Only Markdown has such entries.
 
     Args:
         rows: Rows of evidence.
-        statements: Claims or results of the paper by their id, in the order of lines.
-        numbers: Whether numbers are in the cells; otherwise they are where the verdict is pointed
-            at.
+        statements: Claims or results of the paper by id, in the order of the lines.
+        numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
     chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models = list(dict.fromkeys(rows["model"]))
@@ -127,7 +134,7 @@ def verdict_table(
 
 
 def _cell(row: Any, about: Statement, numbers: bool) -> str:
-    """Return the verdict of a row, in its colour, and what it rests on."""
+    """Return the verdict of a row, in its colour, with its numbers."""
     if row is None and isinstance(about, PaperResult):
         return f'<span title="{escape(about.not_run)}">not run</span>'
     if row is None:
@@ -144,12 +151,12 @@ def _cell(row: Any, about: Statement, numbers: bool) -> str:
 
 
 def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
-    """A table for a page, every text in it escaped, models under the names that pages show.
+    """Return a table for a page, with escaped text and the shown names of models.
 
     Args:
-        table: of numbers and texts.
-        index: whether its index is shown.
-        **form: as of `Styler.format`.
+        table: Numbers and texts.
+        index: Whether the index of the table is shown.
+        **form: Arguments of `Styler.format`.
     """
 
     def named(cell: Any) -> Any:
@@ -166,11 +173,11 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
 
 
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
-    """A table of what heads read, words that count in bold.
+    """Return a table of the words that heads read, with matching words in bold.
 
     Args:
-        rows: model and head, what is read, at which text, and words in order with whether each
-            counts.
+        rows: Model and head, kind of vector, text, and words in order with whether each one
+            matches.
     """
     cells = []
     for *of, words in rows:
@@ -181,8 +188,13 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
 
 
 def note(text: str) -> None:
-    """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag. Models have
-    the names that pages show, but in commands."""
+    """Show a sentence made in a cell as plain text, without Markdown or tags.
+
+    Models have the names that pages show, except in commands.
+
+    Args:
+        text: The sentence.
+    """
     words = re.sub(
         r"(?<!record )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])",
         lambda word: shown_name(word[0]),

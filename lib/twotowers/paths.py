@@ -1,4 +1,4 @@
-"""Where things lie: the repository's `data` folder, its chapters, the shipped models."""
+"""Paths of the repository's data, of its chapters, and of the shipped models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ HOME = "TWOTOWERS_HOME"
 
 
 def _root() -> Path:
-    """Return the repository's root: `TWOTOWERS_HOME`, or the place of an editable installation.
+    """Return the repository's root: `TWOTOWERS_HOME`, or the root of an editable installation.
 
-    Raises TwoTowersError if the book's data are not there.
+    Raises:
+        TwoTowersError: If the root has no data of the book.
     """
     root = Path(os.environ.get(HOME) or Path(__file__).parents[2]).expanduser().resolve()
     if (root / "data" / "published.csv").is_file():
@@ -26,44 +27,74 @@ def _root() -> Path:
 
 
 def data_folder() -> Path:
-    """Return the repository's data folder. Raises TwoTowersError as `_root`."""
+    """Return the repository's data folder.
+
+    Raises:
+        TwoTowersError: If the root has no data of the book.
+    """
     return _root() / "data"
 
 
 def book_folder() -> Path:
-    """Return the folder of the chapters. Raises TwoTowersError as `_root`."""
+    """Return the folder of the chapters.
+
+    Raises:
+        TwoTowersError: If the root has no data of the book.
+    """
     return _root() / "book"
 
 
 def build_folder() -> Path:
-    """Return the folder of what is built. Raises TwoTowersError as `_root`."""
+    """Return the folder of built files.
+
+    Raises:
+        TwoTowersError: If the root has no data of the book.
+    """
     return _root() / "_build"
 
 
 def evidence_folder() -> Path:
-    """Where chapters of the book write their evidence: `TWOTOWERS_EVIDENCE`, or below what is
-    built."""
+    """Return the folder of the evidence: `TWOTOWERS_EVIDENCE`, or a subfolder of built files."""
     return Path(os.environ.get("TWOTOWERS_EVIDENCE") or build_folder() / "evidence")
 
 
 def chapter_number(stem: str) -> str:
-    """The chapter of a file name, as claims name it: "04-attention-weights" is chapter 4."""
+    """Return the chapter of a file name as claims name it: "4" for "04-attention-weights".
+
+    Args:
+        stem: File name without its extension.
+    """
     return stem.partition("-")[0].lstrip("0").upper()
 
 
 def shipped_models() -> dict[str, Path]:
-    """Name -> folder of every shipped model: those of data/models with a config.json."""
+    """Return the folder of every shipped model by name.
+
+    Shipped models are the folders of data/models with a config.json.
+    """
     configs = sorted(data_folder().glob("models/*/config.json"))
     return {config.parent.name: config.parent for config in configs}
 
 
 def is_own(model: str) -> bool:
-    """Whether a model is a folder on this machine, whose name says nothing of what it is."""
+    """Return whether a model is a folder on this machine.
+
+    The name of such a folder does not identify the model.
+
+    Args:
+        model: Name, folder or hub id of a model.
+    """
     return model not in shipped_models() and Path(model).exists()
 
 
 def slug(model: str) -> str:
-    """A model as a folder name: a known name, a folder's own name, a hub id with "--" for "/"."""
+    """Return a model as a folder name.
+
+    This is a known name, the last part of a folder's path, or a hub id with "--" in place of "/".
+
+    Args:
+        model: Name, folder or hub id of a model.
+    """
     if is_own(model):
         model = Path(model).resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))

@@ -1,11 +1,12 @@
-"""Settings of a measurement, checked before weights are read; prompt templates and label pairs.
+"""Settings of a measurement, prompt templates and label pairs.
 
     >>> Settings.of({"model": "mini-gpt2", "blocks": "50"}).blocks
     50
     >>> str(Form(4, "line break"))
     'k = 4, line break'
 
-A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here. No torch here.
+The parameter cell of a notebook, `papermill -p` and `twotowers measure` all use this module.
+Settings are checked before weights are read. This module does not load torch.
 """
 
 from __future__ import annotations
@@ -23,44 +24,61 @@ from twotowers.paths import build_folder, data_folder
 from twotowers.tables import Row, first_fault, read_table
 
 OWN_NAMES = "class names"
-"""The label pair that is the two classes' own names; one assignment is natural, the other exchanges
+"""The label pair of the two classes' own names: one assignment is natural, and the other exchanges
 them"""
 SEPARATORS = {"space": " ", "line break": "\n"}
-"""Name -> what stands between two demonstrations; a space is the paper's form."""
+"""Text between two demonstrations by name. The paper has a space."""
 
 
 class Form(NamedTuple):
-    """How a prompt is written: `k` demonstrations of each class, and what stands between two (a key
-    of SEPARATORS)."""
+    """A prompt template: the number of demonstrations and their separator.
+
+    Attributes:
+        k: Number of demonstrations of each class.
+        separator: Text between two demonstrations, as a key of SEPARATORS.
+    """
 
     k: int
     separator: str
 
     def __str__(self) -> str:
+        """Return the template in words."""
         return f"k = {self.k}, {self.separator}"
 
 
 class LabelPair(Row):
-    """A line of data/words/labels.csv: two labels, or for OWN_NAMES none."""
+    """A line of data/words/labels.csv: two labels, or none for OWN_NAMES."""
 
     first: str
     second: str
     kind: Literal["nonsense", "plain", "class names"]
 
     def __str__(self) -> str:
+        """Return the pair as settings write it, such as "foo/bar"."""
         return OWN_NAMES if self.kind == OWN_NAMES else f"{self.first}/{self.second}"
 
 
 @cache
 def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
-    """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar"."""
+    """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar".
+
+    Args:
+        kinds: Kinds of label pairs.
+    """
     path = data_folder() / "words" / "labels.csv"
     rows = read_table(path, LabelPair, ("first", "second"))
     return tuple(str(row) for row in rows if row.kind in kinds)
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Raise TwoTowersError unless labels are two or more different words."""
+    """Check that labels are two or more different words.
+
+    Args:
+        labels: Labels of a prompt.
+
+    Raises:
+        TwoTowersError: If there are too few labels, or if a label is not a word.
+    """
     if len({*labels}) != max(2, len(labels)) or any(not x or x != x.strip() for x in labels):
         raise TwoTowersError(
             f"the labels {', '.join(map(repr, labels))} cannot be used: expected two or more "
@@ -69,10 +87,10 @@ def check_labels(labels: Sequence[str]) -> None:
 
 
 DEFAULT = dict.fromkeys(("k", "separator", "labels", "prompts"), "auto") | {"device_map": "none"}
-"""Words that stand for the default of a setting, as an empty value does for all"""
+"""Words that mean the default of a setting, as an empty value does for all settings"""
 OUT = "_build/measurements"
 MOST = 100_000
-"""Maximum of anything that is counted: so many blocks take days"""
+"""Maximum of every number of blocks, prompts or heads: this number of blocks takes days"""
 
 
 def _pairs(value: Any) -> list[str]:
@@ -95,7 +113,7 @@ def _pairs(value: Any) -> list[str]:
 
 
 def _name(value: Any) -> Any:
-    """Return a name, also one that looks like a whole number (papermill's -p makes a number of it).
+    """Return a name as text, also one that papermill's -p has turned into a whole number.
 
     "~" becomes the home folder.
     """
@@ -107,7 +125,7 @@ def _name(value: Any) -> Any:
 
 
 def _out(value: Any) -> Any:
-    """Return the default folder inside the project, any other as it was given."""
+    """Return the default folder inside the project, and any other folder unchanged."""
     return str(build_folder() / "measurements") if value == OUT else _name(value)
 
 
@@ -115,7 +133,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Settings(BaseModel):
-    """Every setting with its default."""
+    """All settings with their defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -150,7 +168,10 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Settings:
-        """Return settings from values as they were typed; an empty value is the default.
+        """Return settings from typed values.
+
+        Args:
+            values: Values by name. An empty value means the default.
 
         Raises:
             TwoTowersError: If a setting is unknown or its value cannot be used.

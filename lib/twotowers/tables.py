@@ -1,4 +1,4 @@
-"""CSV files: one reader for tables, and one for rows that are checked and named by their line.
+"""Readers of CSV files: one for tables, and one for checked rows.
 
     >>> class Pair(Row):
     ...     first: Text
@@ -6,8 +6,8 @@
     >>> read_table(data_folder() / "words" / "pairs.csv", Pair, unique=("first", "second"))[0].first
     'sentiment'
 
-Names and words are always text, and only an empty cell is missing: a model or a word may be called
-`null`, `NA` or `360`. No torch here.
+An error in a row names its line. Names and words are always text, and only an empty cell is
+missing: a model or a word may be called `null`, `NA` or `360`. This module does not load torch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
 NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "mark", "word", "class"), str)
-"""Columns that are text, whatever is in them"""
+"""Columns that are always text"""
 MODEL_NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
 """Name of a model at the beginning of a text"""
 
 
 class Row(BaseModel):
-    """A line of a table: a field a column. A field with a default may be missing;
-    `Field(alias="class")` names a column that Python cannot. Numbers are finite."""
+    """A line of a table, with one field for each column.
+
+    A field with a default may be missing. `Field(alias="class")` gives the name of a column that is
+    no Python name. Numbers are finite.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -43,9 +46,9 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 Text = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$")]
-"""A cell that holds something; a plain `str` may be empty"""
+"""A cell that is not empty; a plain `str` may be empty"""
 ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
-"""A class of texts: "/" stands between two of them in the name of a pair"""
+"""A class of texts, without "/", which separates the two classes in the name of a pair"""
 
 
 Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
@@ -53,7 +56,13 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 
 
 def unreadable(path: Path, what: str, line: int = 0) -> TwoTowersError:
-    """Return the error for a file, or for one of its lines (counted from 1)."""
+    """Return the error for a file, or for one of its lines.
+
+    Args:
+        path: Path of the file.
+        what: Description of the fault.
+        line: Number of the line, counted from 1; 0 for the whole file.
+    """
     at = f"line {line}: " if line else ""
     return TwoTowersError(
         f"cannot read '{path}' ({at}{what}): correct it, or restore it from the repository"
@@ -61,7 +70,12 @@ def unreadable(path: Path, what: str, line: int = 0) -> TwoTowersError:
 
 
 def read_text(path: Path) -> str:
-    """Return a text file, equal however it was saved: with plain line ends and composed letters.
+    """Return the text of a file with plain line ends and composed letters.
+
+    So the text does not depend on the program that saved the file.
+
+    Args:
+        path: Path of the file.
 
     Raises:
         TwoTowersError: If the file is missing or is not UTF-8.
@@ -98,8 +112,8 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         unique: Columns whose cells together differ between all rows, such as ("id",).
 
     Raises:
-        TwoTowersError: If a column is unknown or missing, `row` refuses a cell, or a row is there
-            twice. The error names the line.
+        TwoTowersError: If a column is unknown or missing, if `row` refuses a cell, or if a row
+            occurs twice. The error names the line.
     """
     table, rows = read_csv(path, str).fillna(""), []
     for line, cells in enumerate(table.to_dict("records"), 2):
@@ -114,7 +128,11 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return pydantic's message about the first wrong value, such as a cell or a setting."""
+    """Return pydantic's message about the first wrong value, such as a cell or a setting.
+
+    Args:
+        error: Error of pydantic.
+    """
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
@@ -127,9 +145,12 @@ def shown_names() -> dict[str, str]:
 
 
 def shown_name(text: str) -> str:
-    """Return a text with the name of a model at its beginning as pages show it.
+    """Return a text in which the name of a model at its beginning is written as pages show it.
 
-    >>> shown_name("smollm2-135m, 18-6")
-    'SmolLM2-135M, 18-6'
+        >>> shown_name("smollm2-135m, 18-6")
+        'SmolLM2-135M, 18-6'
+
+    Args:
+        text: Any text.
     """
     return MODEL_NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)
