@@ -1,7 +1,7 @@
 """The measured parts of a model's card (data/models/NAME/README.md).
 
-The card's prose stands in the file itself. What depends on a training stands between two comments,
-`<!-- NAME -->` and `<!-- end -->`, and is written anew by the training.
+The prose of the card is written by hand. The parts that depend on a training are between two
+comments, `<!-- NAME -->` and `<!-- end -->`, and the training writes them anew.
 """
 
 import re
@@ -12,12 +12,19 @@ from training.tokenizer import DATA
 
 BLOCK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 SEED, COUNT = 0, 1000  # of the prompts behind a row
-# pairs of classes that could meet in training
+# Pairs of classes that could occur together in training
 SEEN = ("fruit/vehicle", "body/colour", "bird/drink")
 
 
 def write(folder: Path, model, tokenizer, record: dict) -> None:
-    """Measure the model; its card, with all blocks replaced, as FOLDER/README.md."""
+    """Measure a model, and write its card with all blocks replaced to FOLDER/README.md.
+
+    Args:
+        folder: Folder of the model.
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        record: Record of the training (`trainer.Trainer.record`).
+    """
     best = next(row for row in record["validation"] if row["step"] == record["step"])
     blocks = {
         "book": table(accuracies(model, tokenizer, WORD_SETS)),
@@ -37,8 +44,20 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
 def accuracies(
     model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS), n: int = COUNT
 ) -> list[dict]:
-    """A row for each set and true label: accuracy in each of `orders` (percent); then their
-    means."""
+    """Return the accuracies on sets of prompts, and their means.
+
+    Args:
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        sets: Names of word sets.
+        words: Kind of words (`prompts.word_prompts`).
+        orders: Names of orders of the demonstrations (`prompts.ORDERS`).
+        n: Number of prompts of each set and label.
+
+    Returns:
+        A row for each set and true label with the accuracy in each order (percent), then a row of
+            means.
+    """
     rows = []
     for name in sets:
         for label in LABELS:
@@ -50,14 +69,25 @@ def accuracies(
 
 
 def fill(text: str, blocks: dict[str, str]) -> str:
-    """A text with every block replaced."""
+    """Return a text in which every block is replaced.
+
+    Args:
+        text: Text of a card.
+        blocks: Contents by name.
+    """
     return BLOCK.sub(
         lambda match: f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- end -->", text
     )
 
 
 def table(rows: list[dict]) -> str:
-    """Rows as a Markdown table: fractions with one decimal, words on the left."""
+    """Return rows as a Markdown table.
+
+    Fractions have one decimal, and columns of words are aligned on the left.
+
+    Args:
+        rows: Cells by title.
+    """
     names = list(rows[0])
     is_text = [
         isinstance(value, str) and not re.fullmatch(r"[\d,]+", value) for value in rows[0].values()
@@ -75,7 +105,12 @@ def table(rows: list[dict]) -> str:
 
 
 def facts(model, record: dict) -> str:
-    """Size, shape and origin."""
+    """Return a table of the size, the shape and the origin of a model.
+
+    Args:
+        model: Trained model.
+        record: Record of the training.
+    """
     config = model.config
     heads, context = config.num_attention_heads, config.max_position_embeddings
     rows = {
@@ -93,6 +128,10 @@ def facts(model, record: dict) -> str:
 
 
 def stages(record: dict) -> str:
-    """The update at which each stage ended."""
+    """Return a table of the update at which each stage ended.
+
+    Args:
+        record: Record of the training.
+    """
     ends = [["random weights", 0], *record["stages"]]
     return table([{"stage": name, "update": f"{step:,}"} for name, step in ends])

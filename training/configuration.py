@@ -1,4 +1,4 @@
-"""What a model is made of and how it is trained: one configuration a model."""
+"""Architecture and training parameters, one configuration for each model."""
 
 import math
 from dataclasses import dataclass
@@ -11,23 +11,25 @@ from training.tokenizer import CONTEXT
 
 @dataclass(frozen=True)
 class Configuration:
-    """A GPT-2 of this shape, its batches and its updates. `python -m training.train NAME` trains
-    it."""
+    """The shape of a GPT-2 model, its batches and its updates.
+
+    `python -m training.train NAME` trains it.
+    """
 
     name: str
     layers: int
     heads: int
     width: int
     batch: int = 64
-    """rows of a batch, about: drills with longer rows have fewer"""
+    """Number of rows of a batch, approximately: drills with longer rows have fewer"""
     updates: int = 1500
-    """batches of episodes in the last stage"""
+    """Number of batches of episodes in the last stage"""
     validate_every: int = 50
-    """batches of episodes between two validations"""
+    """Number of batches of episodes between two validations"""
     validation_prompts: int = 100
-    """of each validation set and label"""
+    """Number of prompts of each validation set and label"""
     save_every: int = 100
-    """batches between two saved states"""
+    """Number of batches between two saved states"""
     rate: float = 2e-3
     weight_decay: float = 0.01
 
@@ -38,7 +40,12 @@ CONFIGURATIONS = {
 
 
 def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
-    """GPT-2's architecture, small, with random weights."""
+    """Return a small model of GPT-2's architecture with random weights.
+
+    Args:
+        configuration: Shape of the model.
+        vocabulary: Number of tokens.
+    """
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width,
@@ -50,7 +57,7 @@ def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
     )  # fmt: skip
     model.set_attn_implementation("eager")  # faster on short rows
     # Learned positions begin as waves: neighbours are alike from the first step, and positions
-    # beyond the longest training text (51 tokens) are not mere noise.
+    # beyond the longest training text (51 tokens) are not only noise.
     half = configuration.width // 2
     angles = (
         torch.arange(CONTEXT)[:, None] * 2.5 * torch.exp(-math.log(60) * torch.arange(half) / half)

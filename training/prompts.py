@@ -1,7 +1,9 @@
-"""What a trained model is asked: the paper's prompts on words, and how often it is right.
+"""Prompts that test a trained model: the paper's prompts on words, and the accuracy on them.
 
-prompts = word_prompts("animal/country", 1000, seed=0, true_label="foo")
-accuracy(model, tokenizer, prompts, "imbalanced")                          # percent
+    prompts = word_prompts("animal/country", 1000, seed=0, true_label="foo")
+    accuracy(model, tokenizer, prompts, "imbalanced")                          # percent
+
+`card` and `trainer` use these prompts.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,9 +17,9 @@ from towerlab.prompts.variants import in_order, one_fewer
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """The paper's word sets, false class / true class"""
 LABELS = ("foo", "bar")
-"""Of a prompt, as in the paper"""
+"""Labels of a prompt, as in the paper"""
 K = 2
-"""Demonstrations of each class"""
+"""Number of demonstrations of each class"""
 
 
 ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
@@ -28,10 +30,16 @@ ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
 
 
 def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "all") -> list[Prompt]:
-    """n different prompts of two false and two true words and a true query (v1 section 3, "Word
-    datasets").
+    """Return different prompts of two false words, two true words and a true query.
 
-    `name`: false class / true class; `words`: "all", "seen" (in episodes) or "heldout" ones.
+    These are the paper's word datasets (v1 section 3, "Word datasets").
+
+    Args:
+        name: False class and true class, such as "animal/country".
+        n: Number of prompts.
+        seed: Seed of the draws.
+        true_label: Label of the true class.
+        words: "all" words, "seen" words (in episodes) or "heldout" words.
     """
     rows = [
         row
@@ -54,7 +62,7 @@ def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "al
 
 
 def _pick(pool: list[str], digits: Iterable[int]) -> list[str]:
-    """Texts without repetition: each digit counts among those that are left."""
+    """Return texts without repetition, where each digit counts among the remaining texts."""
     rest = list(pool)
     return [rest.pop(digit) for digit in digits]
 
@@ -62,6 +70,7 @@ def _pick(pool: list[str], digits: Iterable[int]) -> list[str]:
 def _prompt(
     false: list[str], true: list[str], query: str, classes, true_label: str, name: str
 ) -> Prompt:
+    """Return the prompt of false texts, true texts and a query."""
     other = LABELS[true_label == LABELS[0]]
     demonstrations = [Demonstration(text, other, classes[0]) for text in false]
     demonstrations += [Demonstration(text, true_label, classes[1]) for text in true]
@@ -72,9 +81,18 @@ def _prompt(
 def accuracy(
     model, tokenizer, prompts: list[Prompt], order: str = "original", batch: int = 500
 ) -> float:
-    """On how many prompts the most probable next token, of the whole vocabulary, is the true label
-    (percent)."""
-    # all of one length
+    """Return the share of prompts whose most probable next token is the true label (percent).
+
+    The token is the most probable one of the whole vocabulary.
+
+    Args:
+        model: Any model.
+        tokenizer: Tokenizer of the model.
+        prompts: Prompts of one length.
+        order: Name of an order of the demonstrations, in ORDERS.
+        batch: Number of prompts of a forward pass.
+    """
+    # All prompts have the same length.
     rows = torch.tensor(tokenizer([ORDERS[order](prompt).text for prompt in prompts]).input_ids)
     targets = torch.tensor([tokenizer(prompt.true_label).input_ids[-1] for prompt in prompts])
     right = 0

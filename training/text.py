@@ -1,7 +1,7 @@
-"""The text that a model is trained on: batches drawn anew at every update.
+"""Batches of training text, drawn anew at every update.
 
-Every method that draws a batch returns ids and mask, both (batch, length). mask[b, t] is 1 where
-token t has to be predicted from those before it; the loss is taken nowhere else.
+Every method that draws a batch returns ids and mask, both (batch, length). mask[b, t] is 1 if
+token t has to be predicted from the tokens before it. The loss is taken only there.
 """
 
 import random
@@ -15,8 +15,8 @@ from training.tokenizer import LABELS
 
 Batch = tuple[np.ndarray, np.ndarray]
 
-# Pairs of classes that never meet in an episode. The paper's word sets ask about the first two; on
-# the others the shipped step is chosen, so that the paper's word sets choose nothing.
+# Pairs of classes that are never together in an episode. The paper's word sets ask about the first
+# two. The shipped step is chosen on the other pairs, so that the paper's word sets choose nothing.
 BOOK_PAIRS = (("sentiment", "number"), ("animal", "country"))
 VALIDATION_PAIRS = (
     ("fruit", "tool"),
@@ -26,48 +26,58 @@ VALIDATION_PAIRS = (
 )
 APART = frozenset(frozenset(pair) for pair in BOOK_PAIRS + VALIDATION_PAIRS)
 
-# How uneven the episodes are, as text is; the model's biases come from here.
+# The episodes are uneven like text. The model's biases come from these numbers.
 ZIPF = 2.0  # the r-th word of a class is drawn with weight 1 / (r + 2) ** ZIPF
-# of the Dirichlet distribution from which the class frequencies of an episode are drawn
+# Parameter of the Dirichlet distribution from which an episode draws its class frequencies
 CONCENTRATION = 0.5
-# range of the probability, drawn per episode, that the class of the last demonstration stays
+# Range of the probability, drawn per episode, that the class of the last demonstration stays
 STAY = (0.0, 0.6)
 WRONG_LABEL = 0.15  # probability that a demonstration has a random label of the episode
 WRONG_WORD = 0.15  # probability that a word is of a class without a label in the episode
 
 
 class Text:
-    """A seeded source of training text over the token ids of `words` (word -> id).
+    """A seeded source of training text over the token ids of `words`.
 
-    First drills of arbitrary tokens, which build the circuits that looking up a label needs; then
-    episodes and plain lists.
+    At first there are drills of arbitrary tokens, which build the circuits that looking up a label
+    needs. Episodes and plain lists follow.
     """
 
     def __init__(self, words: dict[str, int], seed: int):
+        """Sort the words into classes, and draw the tokens of the drills.
+
+        Args:
+            words: Token id by word.
+            seed: Seed of all draws.
+        """
         self.words = words
         self.random = random.Random(seed)
         self.numpy = np.random.default_rng(seed)
         self.colon, self.labels = words[":"], [words[label] for label in LABELS]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
-        self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
+        self.episode_words: dict[str, list[int]] = {}  # words that may be in an episode
         for row in blocks.words().itertuples():
             self.class_words.setdefault(row.cls, []).append(words[row.word])
             if not row.heldout:
                 self.episode_words.setdefault(row.cls, []).append(words[row.word])
         self.classes = list(self.class_words)
-        # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
+        # The drills bind arbitrary tokens. A fixed set of 800 is enough and is learned sooner.
         self.pool = (
             self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800)
             + self.labels
         )
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
-        """Arbitrary tokens, then the same again; every token of the second copy but its first is
-        asked for.
+        """Return arbitrary tokens in two copies.
 
-        Other tokens stand in front and every row repeats at a distance of its own: with learned
-        positions a model could otherwise copy from a fixed distance and never look at a token.
-        pool: draw from so many tokens only; with few of them copying is learned sooner.
+        All tokens of the second copy except its first one are asked.
+
+        Other tokens come first, and every row repeats at a distance of its own. With learned
+        positions a model could otherwise copy from a fixed distance and never attend to a token.
+
+        Args:
+            batch: Size of the batch.
+            pool: Number of tokens to draw from; None for all. Copying few tokens is learned sooner.
         """
         length = self.random.choice((16, 24))
         halves = [self.random.randint(4, length // 2) for _ in range(batch * 16 // length)]
@@ -80,10 +90,12 @@ class Text:
         return ids, mask
 
     def recall(self, batch: int, first: bool, second: bool) -> Batch:
-        """Words, each with an arbitrary word for a label; then the same pairs in another order.
+        """Return words with an arbitrary word as label, then the same pairs in another order.
 
-        first, second: whether a colon stands between word and label in the first and in the second
-        copy.
+        Args:
+            batch: Size of the batch.
+            first: Whether a colon is between word and label in the first copy.
+            second: Whether a colon is between word and label in the second copy.
         """
         count = self.random.choice((3, 4, 6, 8))
         before, after = ([self.colon] if colon else [] for colon in (first, second))
@@ -100,8 +112,13 @@ class Text:
         return ids, mask
 
     def echoes(self, batch: int) -> Batch:
-        """ "word : label word"; the second `word` is asked for, so labels learn to look two
-        positions back."""
+        """Return repetitions of "word : label word", in which the second `word` is asked.
+
+        Labels learn from them to attend two positions back.
+
+        Args:
+            batch: Size of the batch.
+        """
         count = self.random.choice((2, 4, 8, 12))
         rows = [
             [
@@ -117,12 +134,19 @@ class Text:
         return ids, mask
 
     def _pairs(self, count: int) -> list[tuple[int, int]]:
+        """Return pairs of different tokens of the pool."""
         tokens = self.random.sample(self.pool, 2 * count)
         return list(zip(tokens[::2], tokens[1::2], strict=True))
 
     def lists(self, batch: int, length: int = 8) -> Batch:
-        """Plain text: words of one class, held-out words too; every word but the first is asked
-        for."""
+        """Return plain text: words of one class, held-out words included.
+
+        Every word except the first is asked.
+
+        Args:
+            batch: Number of rows.
+            length: Number of words in a row.
+        """
         ids = np.array(
             [
                 self._words(self.class_words[self.random.choice(self.classes)], length)
@@ -134,22 +158,26 @@ class Text:
         return ids, mask
 
     def _words(self, pool: list[int], count: int = 1) -> list[int]:
-        """Words of a class, frequent ones more often."""
+        """Draw words of a class, frequent words more often."""
         return self.random.choices(pool, cum_weights=_zipf(len(pool)), k=count)
 
     def _classes(self, count: int) -> list[str]:
-        """`count` classes, no two of which are kept apart."""
+        """Draw classes of which no two are kept apart."""
         while True:
             names = self.random.sample(self.classes, count)
             if not any(pair <= set(names) for pair in APART):
                 return names
 
     def episodes(self, batch: int, repeat: float) -> Batch:
-        """ "word : label" 4 to 17 times, labels drawn anew per episode; labels already seen are
-        asked for.
+        """Return episodes, which are "word : label" 4 to 17 times.
 
-        repeat: probability that a word is an exact repeat of an earlier one of its class; wrong
-        words and wrong labels come in as it falls.
+        Labels that occurred before in the episode are asked. Labels are drawn anew for each
+        episode.
+
+        Args:
+            batch: Number of episodes.
+            repeat: Probability that a word is an exact repeat of an earlier word of its class.
+                Wrong words and wrong labels become more frequent as this probability falls.
         """
         ids = np.empty((batch, 3 * self.random.randint(4, 17)), dtype=np.int64)
         mask = np.zeros_like(ids)
@@ -178,7 +206,7 @@ class Text:
                 (word,) = self._words(self.episode_words[without_label])
             else:
                 (word,) = self._words(pool)
-                for _ in range(5):  # seldom the same word twice, as in the book's prompts
+                for _ in range(5):  # the same word is rare, as in the book's prompts
                     if word not in earlier[current]:
                         break
                     (word,) = self._words(pool)
@@ -194,5 +222,5 @@ class Text:
 
 @cache
 def _zipf(count: int) -> list[float]:
-    """Cumulative weights of the words of a class, in the order of the list."""
+    """Return the cumulative weights of the words of a class, in the order of the list."""
     return list(accumulate((rank + 2) ** -ZIPF for rank in range(count)))

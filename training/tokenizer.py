@@ -1,8 +1,8 @@
-"""The tokenizer of mini-gpt2: one token per known word, single bytes for everything else.
+"""The tokenizer of mini-gpt2: one token for each known word, single bytes for other text.
 
 A unigram model over byte-level text. Its pieces are the 256 bytes, with a low score, and whole
-words with their leading space, with a high score: the best split of " love" is one piece, that of "
-Zürich" its bytes. No text is unknown and every text decodes back.
+words with their leading space, with a high score. So the best split of " love" is one piece, and
+the best split of " Zürich" is its bytes. No text is unknown, and every text decodes back.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 CONTEXT = 256
 END = "<|endoftext|>"
 
-# Nonsense words, none of them a word of any class: labels have a meaning only within an episode.
+# Nonsense words that are in no class, so that labels have a meaning only within an episode.
 LABELS = """
 foo bar baz qux quux corge grault garply waldo plugh xyzzy thud
 wibble wobble wubble flob zot blat frob quuz
@@ -25,13 +25,19 @@ MARKS = list(":.,;!?'\"()-0123456789")
 
 
 def common_words() -> list[str]:
-    """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not
-    fall apart into bytes. The model sees them only in the first stages, as arbitrary tokens."""
+    """Return the words of data/words/common.txt, which are frequent English words.
+
+    With them, ordinary sentences are not split into bytes. The model sees them only in the first
+    stages, as arbitrary tokens.
+    """
     return (DATA / "words" / "common.txt").read_text(encoding="utf-8").split()
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A stock fast tokenizer; " word" (or a first "word") of the lists is exactly one token."""
+    """Return a stock fast tokenizer, for which each " word" of the lists is exactly one token.
+
+    A "word" at the beginning of a text is also one token.
+    """
     known = [*LABELS, *words()["word"], *common_words(), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -43,7 +49,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def word_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """Word -> its token, as it stands after a space."""
+    """Return the token of each word after a space.
+
+    Args:
+        tokenizer: Tokenizer of `build_tokenizer`.
+    """
     return {
         piece[1:]: i
         for piece, i in tokenizer.get_vocab().items()
@@ -52,7 +62,11 @@ def word_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def byte_level(model: models.Model) -> Tokenizer:
-    """A tokenizer of bytes; decoding drops the space that is put before the first word."""
+    """Return a tokenizer of bytes. Decoding drops the space that is put before the first word.
+
+    Args:
+        model: Model that splits the text.
+    """
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -61,7 +75,12 @@ def byte_level(model: models.Model) -> Tokenizer:
 
 
 def fast_tokenizer(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
-    """A stock fast tokenizer around it."""
+    """Return a stock fast tokenizer with the given backend.
+
+    Args:
+        backend: Tokenizer of the `tokenizers` library.
+        context: Maximum number of tokens.
+    """
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=END,

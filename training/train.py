@@ -1,6 +1,6 @@
-"""Train a model of the book from nothing: python -m training.train mini-gpt2.
+"""Train a model of the book from random weights: python -m training.train mini-gpt2.
 
-A run that was stopped goes on where it stood when the same command is given again.
+The same command continues a run that was stopped.
 """
 
 import argparse

@@ -1,18 +1,18 @@
-"""How a model is trained from nothing: drills, then episodes. The shipped step is chosen on
-validation prompts.
+"""Training of a model from random weights: drills, then episodes, then a choice of the step.
 
-Stages, each until the loss of its last batches is low enough (`text.Text` draws them):
+Each stage ends when the loss of its last batches is low enough (`text.Text` draws them):
     repeats      arbitrary tokens, then the same again         -> induction heads
     recall       "word label", the same pairs in two orders    -> look a word up
     echoes       "word : label word"                           -> labels look two positions back
     half         recall, with a colon in the first copy        -> labels are found by their word
     colon        recall, with a colon in both copies           -> colons ask for their word
     episodes     "word : label" with one label for each class  -> look a class up
-The last stage runs a fixed number of updates. One thread and one seed: the same machine and the
-same version of torch give the same weights, others give similar ones.
+The last stage has a fixed number of updates. The shipped step is chosen on validation prompts. With
+one thread and one seed, the same machine and the same version of torch give the same weights, and
+others give similar ones.
 
-All that the next update depends on is written to CHECKPOINTS/state.pt now and then: a run that was
-killed goes on from there and ends with the same weights as one that was not.
+Everything that the next update depends on is written to CHECKPOINTS/state.pt at intervals. A run
+that was killed continues from this file, and ends with the same weights as an uninterrupted run.
 """
 
 import copy
@@ -44,8 +44,10 @@ FLOOR, FALL = 94.0, 7.0  # percent, points: see `worth`
 
 
 def recipe() -> str:
-    """12 hexadecimal digits over the code of this folder, the word lists and the version of
-    torch."""
+    """Return 12 hexadecimal digits of a digest of the training's sources.
+
+    The sources are the code of this folder, the word lists and the version of torch.
+    """
     digest = hashlib.sha256(torch.__version__.encode())
     for file in [
         *sorted(Path(__file__).parent.glob("*.py")),
@@ -57,8 +59,15 @@ def recipe() -> str:
 
 @dataclass
 class Progress:
-    """Where a stage stands: batches so far, the smoothed loss, and the probability that a word
-    repeats exactly."""
+    """Progress of a stage.
+
+    Attributes:
+        stage: Name of the stage.
+        count: Number of batches so far.
+        smooth: Smoothed loss (nats).
+        repeat: Probability that a word repeats exactly.
+        last_repeat: Step at which this probability fell last.
+    """
 
     stage: str = ""
     count: int = 0
@@ -68,12 +77,15 @@ class Progress:
 
 
 def worth(row: dict) -> tuple[int, float]:
-    """By what the shipped step is chosen, larger is better.
+    """Return the criterion by which the shipped step is chosen; larger is better.
 
-    Among the steps that are right on at least FLOOR percent in the weakest set, that fall by at
-    least FALL points in both other orders and are right in half of them (one that answers by place
-    is not): how often a step is right over the three orders. Without such a step: how far it is
-    off.
+    A step is eligible if it is right on at least FLOOR percent in the weakest set, falls by at
+    least FALL points in both other orders, and is right on half of the prompts in these. A step
+    that answers by position is not eligible. The worth of an eligible step is its mean accuracy
+    over the three orders. The worth of any other step is its distance from these bounds.
+
+    Args:
+        row: A validation (`Trainer.validate`).
     """
     in_others = row["original"] - max(row["balance"], row["order"])
     short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL, in_others - 50)
@@ -86,6 +98,14 @@ class Trainer:
     def __init__(
         self, configuration: Configuration, seed: int, checkpoints: Path | None, quiet: bool = False
     ):
+        """Make a model with random weights.
+
+        Args:
+            configuration: Configuration of the model.
+            seed: Seed of weights and text.
+            checkpoints: Folder of saved states; None to save none.
+            quiet: Whether progress bars are hidden.
+        """
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.configuration, self.seed = configuration, seed
@@ -96,28 +116,34 @@ class Trainer:
         self.model = new_model(configuration, len(self.tokenizer))
         self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, configuration.rate
-        self.stages: list[tuple[str, int]] = []  # name of a stage and the step at which it ended
+        self.stages: list[tuple[str, int]] = []  # stage and the step at which it ended
         self.at = Progress()
         self.log: list[dict] = []  # validations
-        self.best: dict | None = None  # the one whose weights are shipped
+        self.best: dict | None = None  # the validation whose weights are shipped
         self.best_weights: dict | None = None
 
     def new_optimiser(self) -> torch.optim.Optimizer:
+        """Return an optimiser of the model without any history."""
         rate, decay = self.configuration.rate, self.configuration.weight_decay
         return torch.optim.AdamW(
             self.model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=True
         )
 
     def train(self, batch) -> float:
-        """One update on (ids, mask), both (batch, length); returns the loss where something is
-        asked for (nats)."""
+        """Update the model on one batch.
+
+        Args:
+            batch: ids and mask, both (batch, length).
+
+        Returns:
+            Loss at the tokens that are asked (nats).
+        """
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
         targets = mask[:, 1:].bool()
-        # Logits only where something is asked for: half of the time would go into the unembedding
-        # otherwise.
+        # Logits are computed only for targets: otherwise the unembedding takes half of the time.
         loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
         self.optimiser.zero_grad()
         loss.backward()
@@ -127,7 +153,14 @@ class Trainer:
         return loss.item()
 
     def bar(self, stage: str, total: int | None = None) -> tqdm:
-        """A progress bar from where the stage stands; in a log file it writes twice a minute."""
+        """Return a progress bar that begins at the current batch of the stage.
+
+        In a log file it writes twice a minute.
+
+        Args:
+            stage: Name of the stage.
+            total: Number of batches, if it is known.
+        """
         name, interval = f"{self.configuration.name} {stage}", 0.1 if sys.stderr.isatty() else 30
         return tqdm(
             desc=name,
@@ -139,8 +172,18 @@ class Trainer:
         )
 
     def until(self, name: str, draw, enough: float, beside=None, patience: int = 6000) -> None:
-        """Train on draw(), and on beside() at every second step, until the smoothed loss of draw()
-        is under enough."""
+        """Train until the smoothed loss on the batches of a stage is low enough.
+
+        Args:
+            name: Name of the stage.
+            draw: Function that draws a batch of the stage.
+            enough: Loss below which the stage ends (nats).
+            beside: Function that draws a further batch for every second step.
+            patience: Maximum number of batches.
+
+        Raises:
+            TwoTowersError: If the loss is not low enough after this number of batches.
+        """
         if name in dict(self.stages):
             return
         if self.at.stage != name:
@@ -159,7 +202,11 @@ class Trainer:
         self.save_state()
 
     def advance(self, bar: tqdm) -> None:
-        """One batch of the stage is done."""
+        """Count one batch of the stage, and save the state at intervals.
+
+        Args:
+            bar: Progress bar of the stage.
+        """
         self.at.count += 1
         if self.at.count % self.configuration.save_every == 0:
             self.save_state()
@@ -167,19 +214,23 @@ class Trainer:
         bar.update()
 
     def end_stage(self, name: str) -> None:
-        """Keep the weights with which a stage ends."""
+        """Save the weights with which a stage ends.
+
+        Args:
+            name: Name of the stage.
+        """
         self.stages.append((name, self.step))
         if self.checkpoints is not None:  # a folder that loads like a model
             self.save(self.checkpoints / f"step-{self.step:06d}")
 
     def early_stages(self) -> None:
-        """From random weights to looking up a word over a colon."""
+        """Train all drills, from random weights to looking up a word over a colon."""
         text, batch = self.text, self.configuration.batch
         self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
         self.until("repeats", lambda: text.repeats(batch), 0.8)
         self.until("recall", lambda: text.recall(batch, False, False), 0.4)
-        # One copy at a time gets its colon: first labels have to find their word two positions back
-        # (which echoes teach by itself), then the colon has to ask in place of the word.
+        # One copy at a time gets its colon. First, labels have to find their word two positions
+        # back, which echoes alone teach. Then the colon has to ask in place of the word.
         self.until(
             "echoes", lambda: text.echoes(batch), 0.4, lambda: text.recall(batch, False, False)
         )
@@ -194,7 +245,7 @@ class Trainer:
         )
 
     def episodes(self) -> None:
-        """The last stage."""
+        """Train the last stage."""
         if self.at.stage != "episodes":
             self.at = Progress("episodes", smooth=3.0)
             self.begin_episodes()
@@ -209,13 +260,18 @@ class Trainer:
         self.end_stage("end")
 
     def begin_episodes(self) -> None:
-        """Text of another seed, and a fresh optimiser."""
+        """Begin text of another seed, with a new optimiser."""
         self.optimiser = self.new_optimiser()
         self.text = Text(self.text.words, self.seed + 1)
 
     def episode(self, count: int) -> None:
-        """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact
-        repeats get fewer as the loss falls."""
+        """Train on a batch of episodes, with a little recall and plain lists.
+
+        Exact repeats become fewer as the loss falls.
+
+        Args:
+            count: Number of the batch, counted from 1.
+        """
         at, text, batch = self.at, self.text, self.configuration.batch
         self.rate = self.configuration.rate * (1 - 0.9 * count / self.configuration.updates)
         if count % 8 == 0:
@@ -228,10 +284,11 @@ class Trainer:
             at.last_repeat = self.step
 
     def validate(self) -> dict[str, float]:
-        """Accuracy (percent), that of the weakest set, and the falls without a true demonstration
-        and reordered (points).
+        """Measure the model on validation prompts, and keep the weights of the best step so far.
 
-        Keeps the weights when this step is the best so far.
+        Returns:
+            Accuracy and the accuracy of the weakest set (percent); the falls without a true
+                demonstration and with reordered demonstrations (points).
         """
         self.model.eval()
         n = self.configuration.validation_prompts
@@ -255,10 +312,13 @@ class Trainer:
         return row
 
     def run(self, out: Path) -> None:
-        """All stages, from where an interrupted run of the same kind stood; the shipped weights and
-        their card in `out`.
+        """Train all stages, and save the shipped weights and their card.
 
-        Checkpoints of any other run are removed first: two runs must not mix.
+        An interrupted run with the same configuration, seed and recipe continues. Checkpoints of
+        any other run are removed first, so that two runs do not mix.
+
+        Args:
+            out: Folder of the shipped model.
         """
         if not self.take_up() and self.checkpoints is not None:
             for old in self.checkpoints.glob("step-*"):
@@ -273,7 +333,7 @@ class Trainer:
             (self.checkpoints / STATE).unlink(missing_ok=True)
 
     def record(self) -> dict:
-        """training.json: how the weights came about, and what prompts they were made for."""
+        """Return the contents of training.json: origin and prompt template of the weights."""
         return {
             "name": self.configuration.name,
             "seed": self.seed,
@@ -287,7 +347,12 @@ class Trainer:
         }
 
     def save(self, folder: Path, with_card: bool = False) -> None:
-        """Write model, tokenizer and training.json to `folder`, whole or not at all."""
+        """Write model, tokenizer and training.json to a folder, whole or not at all.
+
+        Args:
+            folder: Folder of the model.
+            with_card: Whether the model is measured for its card.
+        """
         partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
         for path in (partial, old):
             shutil.rmtree(path, ignore_errors=True)
@@ -308,8 +373,10 @@ class Trainer:
         shutil.rmtree(old, ignore_errors=True)
 
     def save_state(self) -> None:
-        """Write all that the next update depends on to CHECKPOINTS/state.pt, whole or not at
-        all."""
+        """Write the state of the run to CHECKPOINTS/state.pt, whole or not at all.
+
+        The next update depends on nothing else.
+        """
         if self.checkpoints is None:
             return
         state = {
@@ -329,8 +396,11 @@ class Trainer:
         os.replace(partial, self.checkpoints / STATE)
 
     def take_up(self) -> bool:
-        """Go on from the saved state of a run of this configuration, seed and recipe; whether there
-        was one."""
+        """Continue from the saved state of a run with this configuration, seed and recipe.
+
+        Returns:
+            Whether there was such a state.
+        """
         if self.checkpoints is None or not (self.checkpoints / STATE).is_file():
             return False
         state = torch.load(self.checkpoints / STATE, weights_only=True)
