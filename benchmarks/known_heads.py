@@ -1,8 +1,9 @@
-"""First heads of known rankings of heads (chapter 12): ours and those of the literature.
+"""First heads of known rankings of heads (chapter 12): ours, and rankings of the literature.
 
     python -m benchmarks.known_heads smollm2-135m      # writes data/known_heads.csv
 
-The lines of other models stay. What is measured for our rankings goes to _build/measurements.
+The lines of other models stay unchanged. Measurements for our rankings are saved in
+_build/measurements.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from twotowers.settings import Settings
 from twotowers.tables import read_csv
 
 LENGTH, REPEATS = 25, 40
-"""Number of random tokens in a sequence that is said twice, and number of sequences"""
+"""Number of random tokens in a sequence that occurs twice, and number of sequences"""
 HEADS_PER_RANKING = 5
 
 
@@ -41,6 +42,9 @@ def main(name: str) -> int:
     """Write the first heads of each ranking of a model.
 
     Function vectors are means over blocks of one task, so there are few tasks with many blocks.
+
+    Args:
+        name: Name of the model.
     """
     pipeline = Pipeline(Settings(model=name))
     model, design = pipeline.model, pipeline.design
@@ -67,7 +71,12 @@ def main(name: str) -> int:
 
 
 def first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) -> pd.DataFrame:
-    """Return the heads with the largest scores, a row for each ranking and head."""
+    """Return the heads with the largest scores, a row for each ranking and head.
+
+    Args:
+        model: Name of the model.
+        scores: Scores of the heads by ranking, over (layer, head).
+    """
     rows = []
     for name, values in scores.items():
         ranking = xr.DataArray(values, dims=("layer", "head"))
@@ -80,13 +89,16 @@ def first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) 
 def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "layer head"]:
     """Return the prefix matching scores of Olsson et al. (2022).
 
-    They are the mean attention from a token to the one after its previous occurrence, on LENGTH
-    different random tokens that are said twice.
+    They are the mean attention from a token to the token after its previous occurrence, on LENGTH
+    different random tokens that occur twice.
 
     Args:
         model: A model with a tokenizer.
         repeat: Whether the second half repeats the first. Otherwise it has new tokens, so that the
-            score is of the distance alone.
+            score depends only on the distance.
+
+    Returns:
+        Over (layer, head), in [0, 1].
     """
     tokens, begin = ordinary_tokens(model)
     times = 2 if repeat else 1
@@ -109,7 +121,11 @@ def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "la
 
 
 def ordinary_tokens(model: Model) -> tuple[list[int], list[int]]:
-    """Return all tokens except special ones, and the tokens with which each prompt begins."""
+    """Return all tokens except special ones, and the tokens with which each prompt begins.
+
+    Args:
+        model: A model with a tokenizer.
+    """
     special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
     size = min(len(model.tokenizer), model.unembedding.vocabulary)
     ordinary = [token for token in range(size) if token not in special]
@@ -125,6 +141,13 @@ def task_subspace_scores(
     the head's output at the last position and W the unembedding rows of the two labels, they are
     the norm of the projection of a on the span of W, and `a . (W_true - W_other)` divided by that
     norm. No final norm is applied.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+
+    Returns:
+        "recognition" and "learning", both over (prompt, layer, head).
     """
 
     def read(capture: Capture) -> dict[str, Tensor]:
@@ -149,14 +172,18 @@ def function_vector_scores(
     """Return the causal indirect effects of Todd et al. (2024).
 
     A head's mean output over its task replaces its output at the last position of a prompt with
-    shuffled labels. The score is what this adds to the probability of the true label. A task says
-    which class has which label. The mean is over prompts of the other blocks, and each query class
-    has the same weight: over one class only, it would hold the answer and not the task.
+    shuffled labels. The score is the resulting increase of the probability of the true label. A
+    task is an assignment of labels to classes. The mean is over prompts of the other blocks, and
+    each query class has the same weight: over only one class, it would hold the answer and not the
+    task.
 
     Args:
         model: Any model.
         encoded: Whole blocks of few tasks.
         shuffled: The same prompts with shuffled labels.
+
+    Returns:
+        Over (prompt, layer, head).
 
     Raises:
         TwoTowersError: If the other blocks of a task do not ask each class.
@@ -201,6 +228,12 @@ def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
 
     Each class has each label equally often, at random. Todd et al. (2024) shuffle labels freely,
     which at 2 + 2 keeps the task in every sixth prompt and reverses it in another.
+
+    Args:
+        prompts: Prompts with an even number of demonstrations of each class.
+
+    Raises:
+        TwoTowersError: If a class has an odd number of demonstrations.
     """
     rng, shuffled = np.random.default_rng([0, 24]), []
     for prompt in prompts:

@@ -1,8 +1,10 @@
-"""The numbers that the authors' own notebooks print for a plain prompt, measured on the same model.
+"""The numbers that the authors' own notebooks print for a plain prompt, measured again.
+
+They are measured on the same model.
 
     make verify MODEL=gpt2-large          # or: python -m benchmarks.published gpt2-large
 
- The prompt has no demonstrations and no labels: the followed word is the model's top prediction
+The prompt has no demonstrations and no labels: the followed word is the model's top prediction
 (paper, Definitions: log-probability increase; frozen norm). Increases are in nats.
 """
 
@@ -27,9 +29,9 @@ from twotowers.tables import Row, Text, read_table
 
 SOURCE = "authors' notebook"
 HUB = {"gpt2-large": "openai-community/gpt2-large", "llama-7b": "huggyllama/llama-7b"}
-"""Where the hub has the models whose numbers are printed"""
+"""Hub ids of the models whose numbers are printed"""
 TOLERANCE = 0.002
-"""What rounding to three digits and float32 on another machine may change, in nats"""
+"""Maximum difference from rounding to three digits and float32 on another machine, in nats"""
 
 _BLOCKS = re.compile(r"sum of (attention|FFN) block increases")
 _BLOCK = re.compile(r"increase of (attention|FFN) block (\d+)")
@@ -38,7 +40,7 @@ _NEURON = re.compile(r"increase of neuron (\d+)-(\d+)")
 
 
 class PublishedNumber(Row):
-    """A printed number, as it is printed ("18-31" is one, too)."""
+    """A printed number, as it is printed ("18-31" is also a number)."""
 
     source: Text
     model: Text
@@ -50,14 +52,18 @@ class PublishedNumber(Row):
     @field_validator("value")
     @classmethod
     def _has_a_point(cls, value: str) -> str:
+        """Check that a number has no decimal comma."""
         if re.search(r"\d,\d", value):
             raise ValueError("write 0.94, with a point")
         return value
 
 
 def printed() -> pd.DataFrame:
-    """The numbers that the authors' notebooks print (data/published.csv): model, where, quantity,
-    value ..., all as text."""
+    """Return the numbers that the authors' notebooks print (data/published.csv).
+
+    Returns:
+        Columns model, where, quantity, value and others, all as text.
+    """
     table = pd.DataFrame(
         [row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)]
     )
@@ -65,13 +71,22 @@ def printed() -> pd.DataFrame:
 
 
 def paper_model(name: str) -> str:
-    """The last part of a model's hub id or folder: by this alone a model of HUB is known."""
+    """Return the last part of a model's hub id or folder, which alone identifies a model of HUB.
+
+    Args:
+        name: Hub id or folder.
+    """
     return name.rstrip("/").split("/")[-1].split("--")[-1].lower().removesuffix("-hf")
 
 
 def plain(ids: Sequence[int]) -> Encoded:
-    """Token ids of a text without demonstrations, as `capture` takes them; name the followed words
-    yourself."""
+    """Return the token ids of a text without demonstrations as an encoded prompt for `capture`.
+
+    It has no followed words. Give them yourself.
+
+    Args:
+        ids: Token ids.
+    """
     last = len(ids) - 1
     return Encoded(
         Prompt((), "text", "a", ("a", "b")), tuple(ids), (), (), (0, last), last, {"a": 0, "b": 0}
@@ -81,10 +96,18 @@ def plain(ids: Sequence[int]) -> Encoded:
 def measure(
     model: Model, ids: Sequence[int], quantities: Sequence[str]
 ) -> tuple[int, dict[str, float]]:
-    """The top predicted word's id, and each quantity's value; the last position of `ids` predicts.
+    """Return the top predicted word and the values of some quantities.
 
-    Raises TwoTowersError on a quantity that this function cannot read or that the model does not
-    have.
+    Args:
+        model: The paper's model.
+        ids: Token ids of a text, whose last position predicts.
+        quantities: Quantities in words, as in data/published.csv.
+
+    Returns:
+        Token id of the word, and value by quantity (increases in nats).
+
+    Raises:
+        TwoTowersError: If this function cannot read a quantity, or if the model does not have it.
     """
     plain_run = capture(model, [plain(ids)], {"weights", "values", "neurons"})
     word = plain_run.logits.argmax(-1)
@@ -112,6 +135,8 @@ def _value(
     blocks: dict,
     heads: torch.Tensor,
 ):
+    """Return the value of one quantity."""
+
     def increase(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
         both = unembed.bs_values(
             torch.stack([x, x + vector]), model.unembedding, scale
@@ -146,10 +171,16 @@ def _value(
 
 
 def authors_numbers(model: Model) -> pd.DataFrame:
-    """One row per number the authors print for this model: prompt, predicted, quantity, published,
-    measured, agrees.
+    """Return the numbers that the authors print for a model, next to the measured ones.
 
-    Raises TwoTowersError when they print none for a model of this name.
+    Args:
+        model: The paper's model.
+
+    Returns:
+        A row for each number: where (the prompt), predicted, quantity, published, measured, agrees.
+
+    Raises:
+        TwoTowersError: If the authors print no numbers for a model of this name.
     """
     own = printed()[printed()["model"] == paper_model(model.name)]
     if own.empty:
@@ -169,7 +200,17 @@ def authors_numbers(model: Model) -> pd.DataFrame:
 
 
 def main(name: str) -> int:
-    """Prints every published number of the model beside the measured one; 1 where one differs."""
+    """Print every published number of a model next to the measured number.
+
+    Args:
+        name: Name, hub id or folder of the model.
+
+    Returns:
+        1 if a number differs, otherwise 0.
+
+    Raises:
+        TwoTowersError: If the authors print no numbers for the model.
+    """
     model = HUB.get(name, name)
     if paper_model(model) not in HUB:
         raise TwoTowersError(

@@ -1,13 +1,13 @@
-"""What the book's measurements cost: time over a plain batched forward pass of the same prompts, in
-one process.
+"""The cost of the book's measurements: their time over that of a plain batched forward pass.
 
     python -m benchmarks.run                                          # CASES: twenty minutes
     python -m benchmarks.run --works heads --tokens 16 --prompts 8    # only prints
 
-GPT-2 small's shape with random weights, prompts of random tokens, one thread. The plain pass and
-the work are timed in turn, and the ratio is taken pair by pair. TransformerLens and nnsight take
-part when they are installed (make peers). Each way's numbers are first compared with the plain
-way's. A whole run writes the table in README.md.
+The model has the shape of GPT-2 small and random weights. Prompts are random tokens, and there is
+one thread. The plain pass and the work are timed in turn on the same prompts, in one process, and
+the ratio is taken pair by pair. TransformerLens and nnsight take part if they are installed (make
+peers). The numbers of each way are first compared with the numbers of the plain way. A whole run
+writes the table in README.md.
 """
 
 import argparse
@@ -47,15 +47,20 @@ CASES = [
     ("ablate all", 8, 16),
     ("ablate last", 8, 16),
 ]
-"""What a whole run measures: work, prompts, tokens"""
-# of a batch of the plain forward pass: larger ones are slower on a CPU, and would flatter the rest
+"""Cases of a whole run: work, number of prompts, number of tokens"""
+# Number of tokens of a batch of the plain forward pass. Larger batches are slower on a CPU, and all
+# ratios would be too small.
 PLAIN_TOKENS = 1024
-# anew each time: increases or falls of log p(true label), (prompt, layer, head), nats
+# Computed anew at each call: increases or falls of log p(true label), (prompt, layer, head), nats
 Work = Callable[[], np.ndarray]
 
 
 def build(config: GPT2Config) -> Model:
-    """A model with random weights, without a tokenizer."""
+    """Return a model with random weights and without a tokenizer.
+
+    Args:
+        config: Shape of the model.
+    """
     torch.manual_seed(0)
     row = ARCHITECTURES["gpt2"]
     hf = AutoModelForCausalLM.from_config(config, attn_implementation=attention.implementation(row))
@@ -63,15 +68,26 @@ def build(config: GPT2Config) -> Model:
 
 
 def stock(model: Model) -> torch.nn.Module:
-    """The same weights in a model as transformers makes it by default: what a plain forward pass
-    costs."""
+    """Return a model with the same weights, as transformers makes it by default.
+
+    It has the cost of a plain forward pass.
+
+    Args:
+        model: Any model.
+    """
     hf = AutoModelForCausalLM.from_config(type(model.config).from_dict(model.config.to_dict()))
     hf.load_state_dict(model.hf.state_dict(), assign=True)
     return hf.eval().requires_grad_(False)
 
 
 def draw(config: GPT2Config, n: int, tokens: int) -> list[Encoded]:
-    """Prompts of random tokens with two labels each; the true label is the same in all."""
+    """Return prompts of random tokens with two labels each; all have the same true label.
+
+    Args:
+        config: Shape of the model.
+        n: Number of prompts.
+        tokens: Number of tokens of a prompt.
+    """
     prompt = Prompt(
         (Demonstration("a", "foo"), Demonstration("b", "bar")), "c", "foo", ("foo", "bar")
     )
@@ -86,8 +102,14 @@ def draw(config: GPT2Config, n: int, tokens: int) -> list[Encoded]:
 
 @torch.inference_mode()
 def log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
-    """The plain pass: log-probability of the true label, (prompt,), logits at the last position
-    only."""
+    """Return the log-probability of the true label (prompt,) from a plain forward pass.
+
+    Logits are computed only at the last position.
+
+    Args:
+        hf: Model of transformers.
+        encoded: Prompts.
+    """
     ids = torch.tensor([e.ids for e in encoded])
     batches = ids.split(max(1, PLAIN_TOKENS // ids.shape[1]))
     logits = [
@@ -97,12 +119,24 @@ def log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
 
 
 def book_heads(model: Model, encoded: list[Encoded]) -> Work:
+    """Return this book's way to the increases of all heads.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+    """
     return lambda: increases(model, encoded)["increase"].values
 
 
 def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
-    """Increases with one unembedding call a layer. `pieces(ids)` gives, at the last position, each
-    layer's (input, input of W_O, attention output, FFN output), and the scale of the final norm."""
+    """Return a way to the increases of all heads with one unembedding call for each layer.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        pieces: Function of token ids. At the last position it returns (input, input of W_O,
+            attention output, FFN output) of each layer, and the scale of the final norm.
+    """
     batches = torch.tensor([e.ids for e in encoded]).split(
         max(1, PLAIN_TOKENS // len(encoded[0].ids))
     )
@@ -130,7 +164,12 @@ def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
 
 
 def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
-    """Plain hooks."""
+    """Return the way to the increases of all heads with plain hooks.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+    """
     hf, parts = stock(model), {}
     for i, block in enumerate(hf.transformer.h):
         block.register_forward_pre_hook(lambda _, a, i=i: parts.update({("x", i): a[0][:, -1]}))
@@ -152,7 +191,12 @@ def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
 
 
 def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
-    """run_with_cache of the last position."""
+    """Return TransformerLens' way: run_with_cache of the last position.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+    """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     hf = stock(model)
@@ -176,7 +220,12 @@ def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
 
 
 def nnsight(model: Model, encoded: list[Encoded]) -> Work:
-    """A trace that saves the last position."""
+    """Return nnsight's way: a trace that saves the last position.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+    """
     from nnsight import NNsight, save
 
     network = NNsight(stock(model))
@@ -196,11 +245,26 @@ def nnsight(model: Model, encoded: list[Encoded]) -> Work:
 
 
 def book_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
+    """Return this book's way to ablate every head.
+
+    Args:
+        positions: "all" or "last".
+        model: Any model.
+        encoded: Prompts.
+    """
     return lambda: single_ablations(model, encoded, positions)["log_prob_lost"].values
 
 
 def plain_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
-    """A whole forward pass for each head, its part of W_O's input set to zero by a hook."""
+    """Return the plain way to ablate every head: a whole forward pass for each head.
+
+    A hook sets the head's part of the input of W_O to zero.
+
+    Args:
+        positions: "all" or "last".
+        model: Any model.
+        encoded: Prompts.
+    """
     hf, where = stock(model), -1 if positions == "last" else slice(None)
 
     def work():
@@ -228,12 +292,19 @@ WORKS = {
     "ablate last": ("ablating every head, last position", [
         (partial(plain_ablate, "last"), WHOLE, ""), (partial(book_ablate, "last"), OWN, "")]),
 }  # fmt: skip
-"""Name -> how it is shown, and the ways to do it (function, name, package), the plain one first"""
+"""Title and ways (function, name, package) of each work, the plain way first"""
 
 
 def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
-    """Times of the work over those of the plain pass; a single one where the two take over a
-    minute."""
+    """Return the times of a work over the times of the plain pass.
+
+    If the two take over a minute, there is only one ratio.
+
+    Args:
+        plain: The plain pass.
+        work: The work.
+        repeats: Number of ratios.
+    """
     ratios = []
     while len(ratios) < repeats:
         start = time.perf_counter()
@@ -249,7 +320,16 @@ def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
 def measure(
     config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: int
 ) -> pd.DataFrame:
-    """A row for each case and way. Raises SystemExit where the numbers of two ways differ."""
+    """Return the ratios of all cases, a row for each case and way.
+
+    Args:
+        config: Shape of the model.
+        cases: Name of a work, number of prompts, and number of tokens of a prompt.
+        repeats: Number of ratios of a case.
+
+    Raises:
+        SystemExit: If the numbers of two ways differ.
+    """
     model, rows = build(config), []
     for name, n, tokens in cases:
         title, ways = WORKS[name]
@@ -277,7 +357,14 @@ def measure(
 
 
 def markdown(table: pd.DataFrame, where: str) -> str:
-    """A line for each work, number of prompts and way; two columns for each length."""
+    """Return the ratios as a Markdown table.
+
+    It has a line for each work, number of prompts and way, and two columns for each length.
+
+    Args:
+        table: Rows of `measure`.
+        where: Description of the machine.
+    """
     keys, lengths = ["work", "prompts", "by"], sorted(table["tokens"].unique())
     titles = [*keys, *(title for t in lengths for title in (f"{t} tokens", "counted"))]
     lines = [titles, ["---"] * len(titles)]
@@ -293,6 +380,7 @@ def markdown(table: pd.DataFrame, where: str) -> str:
 
 
 def machine() -> str:
+    """Return a description of the machine, its software and the date."""
     info = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     cpu = name[1] if name else platform.machine()
@@ -301,6 +389,7 @@ def machine() -> str:
 
 
 def main() -> None:
+    """Read the command line, time the works, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

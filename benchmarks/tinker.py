@@ -1,11 +1,11 @@
-"""How long the playground in the page takes to answer a keystroke, in headless Chromium.
+"""The time in which the playground in the page answers a keystroke, in headless Chromium.
 
     python benchmarks/tinker.py [BOOK]      # BOOK: the built pages, by default _build/html
 
-Each keystroke sets a field and is answered at once: encode, run the model, compute what every head
-adds, draw, lay out. Shown are milliseconds, half and 95% of KEYSTROKES below them: what the page's
-thread computed (processor time, script and layout), and the time that passed, which grows with what
-else the machine does.
+Each keystroke sets a field. The page answers it at once: it encodes the prompt, runs the model,
+computes the attribution of every head, draws, and computes the layout. The output has two
+quantiles of KEYSTROKES, 50% and 95%, in milliseconds: of the processor time of the page's thread
+(script and layout), and of the elapsed time, which also depends on other work of the machine.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 KEYSTROKES = 40
 ROOT = Path(__file__).parents[1]
-FIELDS = ("query", "text of example 1")  # the last words change, or all after the first
+FIELDS = ("query", "text of example 1")  # only the last words change, or all words after the first
 TYPE = """async ([field, i]) => {
   const input = document.querySelector(`[aria-label="${field}"]`);
   await new Promise(requestAnimationFrame);
@@ -30,7 +30,11 @@ TYPE = """async ([field, i]) => {
 
 
 def task_milliseconds(session) -> float:
-    """Milliseconds of processor time that the page's thread has spent on tasks."""
+    """Return the milliseconds of processor time that the page's thread has spent on tasks.
+
+    Args:
+        session: Session of the Chrome DevTools Protocol.
+    """
     metrics = {
         one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]
     }
@@ -38,9 +42,16 @@ def task_milliseconds(session) -> float:
 
 
 def measure(page, session, what: str) -> None:
+    """Print the times of KEYSTROKES keystrokes in each field.
+
+    Args:
+        page: Page of the playground.
+        session: Session of the Chrome DevTools Protocol.
+        what: Description of the page's state.
+    """
     for field in FIELDS:
         cpu, wall = [], []
-        for i in range(10 + KEYSTROKES):  # ten until the browser has compiled it
+        for i in range(10 + KEYSTROKES):  # the first ten let the browser compile the script
             before = task_milliseconds(session)
             wall.append(page.evaluate(TYPE, [field, i]))
             cpu.append(task_milliseconds(session) - before)
@@ -54,6 +65,11 @@ def measure(page, session, what: str) -> None:
 
 
 def main(book: str = str(ROOT / "_build/html")) -> None:
+    """Time the playground with few rows, with ablated heads, and with many rows.
+
+    Args:
+        book: Folder of the built pages.
+    """
     executable = next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
     )

@@ -1,11 +1,10 @@
-"""All claims of the book on one model: what is missing is measured, the chapters run, and verdicts
-stand beside what was registered.
+"""Judge all claims of the book on one model, and compare verdicts with predictions.
 
     python -m benchmarks.verdicts path/to/model --blocks 50     # -> OUT/MODEL/SUITE/verdicts.csv
     python -m benchmarks.verdicts mini-gpt2 --seed 1 --record   # other prompts, -> data/seeds.csv
 
-Registered predictions are in data/preregistration.csv: written down, with probabilities, before a
-model was run.
+Missing measurements are made, and the chapters are run. Registered predictions are in
+data/preregistration.csv: written down, with probabilities, before a model was run.
 """
 
 from __future__ import annotations
@@ -48,8 +47,17 @@ COLUMNS = [
 
 
 def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Chapters that judge claims, in order: their notebook's name -> the measurements that they
-    read. `only`: their numbers."""
+    """Return the chapters that judge claims, in order, with the measurements that they read.
+
+    Args:
+        only: Numbers of chapters; all without them.
+
+    Returns:
+        Names of measurements by name of the chapter's notebook.
+
+    Raises:
+        TwoTowersError: If a chapter judges no claims.
+    """
     judging = {claim.chapter for claim in claims.claims().values()}
     if unknown := {*only} - judging:
         raise TwoTowersError(
@@ -68,18 +76,28 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def folder(pipeline: Pipeline) -> Path:
-    """Where verdicts, evidence and chapters of a pipeline lie: beside its measurements."""
+    """Return the folder of verdicts, evidence and chapters, next to the measurements.
+
+    Args:
+        pipeline: Pipeline of the model.
+    """
     return files.folder(pipeline.settings, pipeline.name)
 
 
 def verdicts(
     pipeline: Pipeline, values: Mapping[str, Any], only: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Every claim on the pipeline's model, beside what was registered of it. Saved as verdicts.csv
-    beside the measurements.
+    """Return the evidence of every claim on a model, next to its registered prediction.
 
-    values: settings as they were typed, which are parameters of every chapter. only: numbers of
-    chapters, all without them. Raises TwoTowersError for a chapter that fails, naming its reason.
+    The table is also saved as verdicts.csv next to the measurements.
+
+    Args:
+        pipeline: Pipeline of the model.
+        values: Settings as typed, which are parameters of every chapter.
+        only: Numbers of chapters; all without them.
+
+    Raises:
+        TwoTowersError: If a chapter fails. The message gives the reason.
     """
     rows_of, runs, logs = (folder(pipeline) / name for name in ("evidence", "chapters", "log"))
     for place in (rows_of, runs, logs):
@@ -87,7 +105,7 @@ def verdicts(
     needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
         _measurement(pipeline, name)
-    # as text
+    # -r passes values as text.
     parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]
     for name in chapters(only):
         say(f"{pipeline.name}: chapter {name}")
@@ -109,15 +127,19 @@ def verdicts(
 
 
 def _measurement(pipeline: Pipeline, name: str) -> xr.Dataset:
-    """A measurement as chapters open it: the precomputed one where that is of these settings."""
+    """Return a measurement as chapters open it: the precomputed one if it has these settings."""
     data = files.open_precomputed(pipeline.name, pipeline.settings.suite, name)
     matches = data is not None and files.matches_settings(data, pipeline.settings)
     return data if matches else pipeline.measured(name)
 
 
 def record(pipeline: Pipeline, table: pd.DataFrame) -> None:
-    """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and
-    claim."""
+    """Write verdicts to data/seeds.csv, and replace rows of the same model, seed and claim.
+
+    Args:
+        pipeline: Pipeline of the model.
+        table: Rows of `verdicts`.
+    """
     path, seed = data_folder() / "seeds.csv", pipeline.settings.seed
     blocks = json.loads(_measurement(pipeline, "heads").attrs["identity"])["blocks"]
     old, rows = read_csv(path), table.assign(model=pipeline.name, seed=seed, blocks=blocks)
@@ -133,11 +155,16 @@ def record(pipeline: Pipeline, table: pd.DataFrame) -> None:
 
 
 def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of evidence of one model, with the predicted verdict, its probability, and whether it
-    came.
+    """Return rows of evidence of one model next to the predicted verdicts.
 
-    A prediction whose claim is not testable on the model is neither hit nor miss, nor is one of a
-    claim whose rule is younger: it is of the rule before.
+    A prediction is neither hit nor miss if its claim is not testable on the model, or if the claim
+    has a younger rule: the prediction is about the previous rule.
+
+    Args:
+        rows: Rows of evidence.
+
+    Returns:
+        The rows with the columns predicted, probability and hit.
     """
     predictions = read_csv(data_folder() / "preregistration.csv")
     predictions = predictions[["claim", "predicted", "probability", "date"]]
@@ -155,20 +182,36 @@ def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def brier(table: pd.DataFrame) -> float:
-    """Mean squared distance of the probabilities from what came: 0 is perfect. What it is worth
-    tells `base_rate`."""
+    """Return the Brier score: the mean squared difference of probabilities and outcomes.
+
+    0 is perfect. `base_rate` is the score to compare it with.
+
+    Args:
+        table: Rows of `beside_predictions`.
+    """
     rows = table.dropna(subset="hit")
     return float(((rows["probability"] - rows["hit"].astype(float)) ** 2).mean())
 
 
 def base_rate(table: pd.DataFrame) -> float:
-    """The same score of whoever always says the share that came."""
+    """Return the Brier score of a forecast that is always the observed share of hits.
+
+    Args:
+        table: Rows of `beside_predictions`.
+    """
     share = table["hit"].dropna().astype(float).mean()
     return float(share * (1 - share))
 
 
 def main(words: Sequence[str]) -> int:
-    """Measures, runs the chapters, prints the verdicts, and where they are kept."""
+    """Measure, run the chapters, and print the verdicts and their path.
+
+    Args:
+        words: Arguments of the command line.
+
+    Returns:
+        Exit status.
+    """
     parser = argparse.ArgumentParser(
         prog="benchmarks.verdicts", description=(__doc__ or "").splitlines()[0]
     )
