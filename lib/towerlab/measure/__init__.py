@@ -1,0 +1,1 @@
+"""Measurements of a model: their functions, their recipes, and the pipeline that makes them."""

@@ -1,13 +1,12 @@
-"""What the model answers when sets of heads are ablated, or one head by itself, or attention along
-edges. Chapters 6 and 12.
+"""Answers with sets of heads ablated, with one head ablated, or with attention knocked out.
 
-Ablating a head replaces what it feeds to W_O by zero (v1 6.2; EMNLP, table 3).
+Chapters 6 and 12. Ablating a head replaces its input of W_O by zero (v1 6.2; EMNLP, table 3).
 
-Knockouts ask where a step is done. Claim 2 of v1 (section 4): shallow layers merge each
-demonstration's features into its label position, and the query's into the last position. A label
-that may not see its text there loses the class, and the answer with it. The colon between text and
-label sees the text too and can hand it on, so it is blocked as well. Attention knockout: Geva et
-al. 2023; in halves of the layers, for label words: Wang et al. 2023.
+Knockouts find the layers in which a step is done. Claim 2 of v1 (section 4): shallow layers merge
+each demonstration's features into its label position, and the query's features into the last
+position. A label that cannot attend to its text there loses the class, and with it the answer. The
+colon between text and label also attends to the text and can pass it on, so it is blocked as well.
+Attention knockout: Geva et al. 2023; in halves of the layers, for label words: Wang et al. 2023.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
@@ -42,24 +41,27 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
 
 Positions = Literal["all", "last"]
-"""Where heads are ablated: at all positions, or at the last one only"""
+"""Positions at which heads are ablated: all positions, or the last position"""
 NONE = "none"
 """The set of no heads: the plain run"""
 Edges = list[tuple[slice, slice]]
-"""(from positions, to positions): every position of the first may attend to none of the second"""
+"""(queries, keys): attention from every position of the first to every position of the second is
+blocked"""
 
 
 def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Answers with each set of heads ablated at all positions.
+    """Compute answers with each set of heads ablated at all positions.
 
-    The cost of a set whose lowest head is of layer l of L: about L - l blocks.
+    Cost of a set whose lowest head is of layer l of L: about L - l blocks.
 
     Args:
-        sets: name -> heads.
+        model: Any model.
+        encoded: Prompts.
+        sets: Name -> heads.
 
     Returns:
-        `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (head_set,
-            prompt): `head_set` are the names of `sets` after "none", the plain run.
+        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over
+        (head_set, prompt). `head_set` are "none", the plain run, and the names of `sets`.
     """
     runs = {NONE: (), **sets}
     arrays = ablated(model, encoded, list(runs.values()), "all")
@@ -69,18 +71,24 @@ def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.D
 def single_ablations(
     model: Model, encoded: Prompts, positions: Positions = "all", first_layer: int = 0
 ) -> xr.Dataset:
-    """What each head alone is worth: nats lost when it is ablated.
+    """Compute the decrease of the answer (nats) when a single head is ablated, for every head.
 
-    Cost: as many runs as heads, each from its head's layer on.
+    Cost: one run for each head, from the head's layer on.
 
     Args:
-        positions: where heads are ablated.
-        first_layer: heads below it are not tried.
+        model: Any model.
+        encoded: Prompts.
+        positions: Positions at which heads are ablated, "all" or "last".
+        first_layer: Lowest layer whose heads are ablated.
 
     Returns:
-        `log_prob_lost` (prompt, layer, head): log-probability of the true label, plain minus
-            ablated, and `logit_difference_lost`, the same of the true label's logit minus the
-            other's. Above zero the head helps the true label; NaN below `first_layer`.
+        Dataset with these variables. They are positive if the head helps the true label, and NaN
+        below `first_layer`.
+
+        - `log_prob_lost` (prompt, layer, head). Log-probability of the true label, plain run minus
+          ablated run (nats).
+        - `logit_difference_lost` (prompt, layer, head). The true label's logit minus the other
+          label's, plain run minus ablated run (nats).
     """
     shape = model.n_layers, model.n_heads
     heads = [[at] if at[0] >= first_layer else () for at in np.ndindex(shape)]
@@ -98,13 +106,16 @@ def single_ablations(
 def ablated(
     model: Model, encoded: Prompts, runs: Sequence[Heads], positions: Positions
 ) -> dict[str, np.ndarray]:
-    """Return answers with the heads of each run ablated, over (prompt, run).
+    """Compute answers with the heads of each run ablated.
 
     Args:
         model: Any model.
         encoded: Prompts.
         runs: Heads of each run.
-        positions: Where heads are ablated.
+        positions: Positions at which heads are ablated, "all" or "last".
+
+    Returns:
+        Variables of `answers_of` -> values (prompt, run).
     """
 
     def run(_, batch: Prompts) -> Tensors:
@@ -119,20 +130,24 @@ def ablated(
 
 
 TWELVE = 20
-"""First heads of either of the two rankings from which the paper's twelve are taken in turn"""
+"""Number of first heads of either ranking from which the paper's twelve are taken in turn"""
 
 
 def _singles(pipeline: Pipeline) -> Recipe:
-    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the
-    EMNLP version's second list)."""
+    """Ablate every head alone at the last position, on a quarter of the selection blocks.
+
+    This gives the second list of the EMNLP version.
+    """
     design = pipeline.design
     blocks = design.blocks(max(1, pipeline.settings.locate // 4), SELECTION)
     return Recipe(single_ablations, design.encode(blocks), ("last",))
 
 
 def _ablations(pipeline: Pipeline) -> Recipe:
-    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets
-    matched to them."""
+    """Ablate the paper's twelve heads at all positions, and random sets matched to them.
+
+    The EMNLP version does the same.
+    """
     single = pipeline.measured("singles")["log_prob_lost"].mean("prompt")
     heads = head_selection.union(
         by_increase(pipeline, TWELVE), head_selection.top(single, TWELVE), 12
@@ -142,7 +157,14 @@ def _ablations(pipeline: Pipeline) -> Recipe:
 
 
 def labels_to_own_text(encoded: Encoded) -> Edges:
-    """Return edges from each label, and all between it and its text, to its text."""
+    """Return the edges from each label, and the tokens between it and its text, to its text.
+
+    Args:
+        encoded: A prompt.
+
+    Returns:
+        Edges of all its demonstrations.
+    """
     pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
     return [(slice(stop, label + 1), slice(start, stop)) for label, (start, stop) in pairs]
 
@@ -156,7 +178,15 @@ EDGES: dict[str, Callable[[Encoded], Edges]] = {
 def closed_edges(
     batch: Prompts, edges: Callable[[Encoded], Edges]
 ) -> Bool[Tensor, "batch query position"]:
-    """Return which attention the edges close, for prompts of one length: see `edits.knockout`."""
+    """Return the attention that some edges block: see `edits.knockout`.
+
+    Args:
+        batch: Prompts of one token length.
+        edges: Function of a prompt that returns its edges.
+
+    Returns:
+        True where attention is blocked (batch, query, position).
+    """
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
     for row, encoded in enumerate(batch):
         for begin, end in edges(encoded):
@@ -165,22 +195,32 @@ def closed_edges(
 
 
 def default_cuts(n_layers: int) -> list[int]:
-    """Seven cuts evenly spaced between the layers, with 0 and `n_layers` besides."""
+    """Return seven cuts evenly spaced between the layers, and 0 and `n_layers`.
+
+    Args:
+        n_layers: Number of layers of the model.
+
+    Returns:
+        Cuts in rising order.
+    """
     return np.unique(np.linspace(0, n_layers, 9).round().astype(int)).tolist()
 
 
 @torch.inference_mode()
 def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset:
-    """Answers with no attention along each of EDGES in the layers below each cut.
+    """Compute answers with attention along each of EDGES blocked in the layers below each cut.
 
-    Cost: a whole run, and for each of the edges one more, and for each cut the layers from it on.
+    Cost: a whole run, and for each of the edges one more run, and for each cut the layers from it
+    on.
 
     Args:
-        cuts: for a cut l, layers 0 to l - 1 are blocked. The first cut is 0, which blocks nothing;
-            one at the number of layers is the full block, the positive control.
+        model: Any model.
+        encoded: Prompts.
+        cuts: Cuts. For a cut l, layers 0 to l - 1 are blocked. The first cut is 0, which blocks
+            nothing. A cut at the number of layers is the full block, the positive control.
 
     Returns:
-        Answers over (edges, cut, prompt).
+        Dataset of answers over (edges, cut, prompt).
     """
 
     def run(_, batch: Prompts) -> Tensors:
@@ -201,8 +241,10 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
 
 
 def _knockouts(pipeline: Pipeline) -> Recipe:
-    """Attention knocked out below cuts spread over the layers, one of them at the layer of the
-    first head by writing."""
+    """Knock out attention below cuts spread over the layers.
+
+    One of the cuts is at the layer of the first head by writing.
+    """
     sets = present(pipeline.head_sets)
     first = min(layer for layer, _ in sets.get("by writing") or sets["located"])
     cuts = sorted({*default_cuts(pipeline.model.n_layers), first})

@@ -1,4 +1,7 @@
-"""What the model answers: the measurement that needs no hook. Chapters 1, 5 and 11."""
+"""Answers of the model, the measurement without any hook.
+
+Chapters 1, 5 and 11.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,16 @@ from towerlab.prompts.variants import factorial, patterns
 
 
 def answers(model: Model, encoded: Prompts) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass
-    each."""
+    """Compute the answers to prompts, in one forward pass each.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+
+    Returns:
+        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over
+        (prompt,).
+    """
     arrays = read_batches(
         "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
     )
@@ -31,25 +42,31 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
 
 
 KS = (1, 2, 4, 8)
-"""Demonstrations of each class that are tried, with every separator; the paper's form is two,
-separated by a space"""
+"""Numbers of demonstrations of each class that are tried, with every separator; the paper's
+template has two, separated by a space"""
 ORDERS = 6
-"""Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
+"""Number of orders of the demonstrations in the factorial design: all orders of two and two
+demonstrations, evenly spread orders of more"""
 
 
 def _forms(pipeline: Pipeline) -> Recipe:
-    """Answers on the locating blocks in every form that is chosen from and the model can read; what
-    is given is not varied."""
+    """Measure answers on the selection blocks in every template that the model can read.
+
+    Only the templates that may be chosen are measured. If the settings give k or the separator, it
+    is not varied.
+    """
     s = pipeline.settings
     ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MOST_K]
-    # This raises where not even the shortest prompt can be read.
+    # This raises an error if not even the shortest prompt can be read.
     pipeline.design.selection(Form(ks[0], s.separator or "space"))
     return Recipe(with_form, _in_forms(pipeline, ks))
 
 
 def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
-    """Answers on the locating blocks with up to eight demonstrations of each class, more than are
-    chosen from, for Figure 1.1."""
+    """Measure answers on the selection blocks with up to eight demonstrations of each class.
+
+    These are more demonstrations than a template may have. The answers are for Figure 1.1.
+    """
     forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MOST_K]
     more = _in_forms(pipeline, many)
@@ -60,7 +77,7 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
 
 
 def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
-    """The prompts of the locating blocks in each form that the model can read."""
+    """Return the prompts of the selection blocks in each template that the model can read."""
     separator, out = pipeline.settings.separator, []
     for form in product(ks, [separator] if separator else SEPARATORS):
         with suppress(TwoTowersError):
@@ -69,7 +86,15 @@ def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
 
 
 def with_form(model: Model, encoded: Prompts) -> xr.Dataset:
-    """Answers, with the form of each prompt."""
+    """Compute answers, with the template of each prompt as coordinates.
+
+    Args:
+        model: Any model.
+        encoded: Prompts in any template.
+
+    Returns:
+        Dataset of `answers`, with the coordinates `k` and `separator` (prompt,).
+    """
     names = {text: name for name, text in SEPARATORS.items()}
     k = [len(e.prompt.demonstrations) // 2 for e in encoded]
     separator = [names[e.prompt.separator] for e in encoded]
@@ -78,13 +103,16 @@ def with_form(model: Model, encoded: Prompts) -> xr.Dataset:
 
 
 def _answers(pipeline: Pipeline) -> Recipe:
-    """Answers on two and a half times as many blocks as heads are measured on."""
+    """Measure answers on 2.5 times as many evaluation blocks as the heads are measured on."""
     return Recipe(answers, pipeline.design.evaluation(2.5))
 
 
 def _factorial(pipeline: Pipeline) -> Recipe:
-    """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either
-    class, under both label assignments."""
+    """Measure answers in a factorial design of orders, query classes and label assignments.
+
+    Two blocks of every class pair are in up to ORDERS orders, with queries of either class, under
+    both label assignments.
+    """
     # The query of the other class comes from another block of the pair.
     pairs = pipeline.design.repeatable(pipeline.design.class_pairs)
     blocks = pipeline.design.blocks(2 * len(pairs), EVALUATION, pairs=pairs)
@@ -92,7 +120,13 @@ def _factorial(pipeline: Pipeline) -> Recipe:
 
 
 def spread_orders(prompt: Prompt) -> list[str]:
-    """Up to ORDERS of a prompt's orders, evenly spread from "TTFF" to "FFTT", with each its
-    mirror."""
+    """Return up to ORDERS of a prompt's orders, evenly spread, each with its mirror.
+
+    Args:
+        prompt: A prompt.
+
+    Returns:
+        Patterns from "TTFF" to "FFTT".
+    """
     every = patterns(prompt)
     return [every[round(i)] for i in np.linspace(0, len(every) - 1, min(ORDERS, len(every)))]

@@ -1,7 +1,7 @@
-"""One whole prompt, the paper's own: through the heads, and taken apart (v1 section 3.1, table 1,
-figures 2 and 7; appendix E).
+"""One whole prompt, the paper's own: through the heads, and as a sum of its parts.
 
-Every variable has a dimension `prompt` of length one. "The word" is the true label's token.
+Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has a dimension
+`prompt` of length one. "The word" is the true label's token.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import CASE
@@ -38,22 +38,30 @@ from towerlab.prompts.prompt import Encoded, Prompts
 WEIGHTS = np.linspace(0, 1, 21)
 NEURONS, CANDIDATES = 20, 200
 SWEPT, PROMPTS = 3, 20
-"""Heads whose attention is varied, and prompts on which it is set against increase"""
+"""Number of heads whose attention is varied, and number of prompts on which attention is compared
+with increase"""
 
 
 def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """The prompt through the heads: words, attention against increase, and increases of blocks.
+    """Compute the words, the attention and the increases of heads, and the increases of blocks.
+
+    Args:
+        model: Any model.
+        encoded: One prompt.
+        heads: Heads to follow. The first three are swept.
 
     Returns:
-        `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank):
-            top words of values and keys at label positions and of the last query, as in
-            `top_tokens`, nothing taken out (v1 table 1).
-        `attention`, `place_increase` (prompt, named_head, place): weight of the last position on
-            each label, and the increase of the true label by this label's value with that weight:
-            the paper's subhead (v1 appendix E), nats.
-        `swept_increase` (prompt, swept_head, place, weight): the same with any other weight from 0
-            to 1, in the first three heads (v1 figure 7), nats.
-        `block_increase` (prompt, layer, kind): as in `heads.increases`.
+        Dataset with these variables.
+
+        - `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank).
+          Top words of values and keys at label positions and of the last query, as in `top_tokens`,
+          with nothing taken out (v1 table 1).
+        - `attention`, `place_increase` (prompt, named_head, place). Weight of the last position on
+          each label, and the increase of the true label by this label's value with that weight
+          (nats): the paper's subhead (v1 appendix E).
+        - `swept_increase` (prompt, swept_head, place, weight). The same increase with any other
+          weight from 0 to 1, in the first three heads (v1 figure 7; nats).
+        - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head"]).rename(listed_head="named_head")
@@ -79,8 +87,16 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 def at_own_weights(
     model: Model, capture: Capture, heads: Sequence[Head]
 ) -> tuple[Float[Tensor, "named_head place"], Float[Tensor, "named_head place d_model"]]:
-    """Return the attention of heads on each label of one prompt, and what they would write with
-    weight 1."""
+    """Return the attention of heads on each label of one prompt, and their output at weight 1.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt, with "weights" and "values".
+        heads: Heads to follow.
+
+    Returns:
+        Attention (named_head, place), and value-output vectors (named_head, place, d_model).
+    """
     attention = at_labels(capture, capture.weights)[0]
     values = [
         label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
@@ -90,18 +106,25 @@ def at_own_weights(
 
 
 def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
-    """Return attention on each label, and the increase by this label's value with that weight, in
-    several prompts (v1 figure 7).
+    """Compute the attention on each label, and the increase by its value (v1 figure 7).
+
+    The value has the weight of that attention.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        heads: Heads to follow.
 
     Returns:
-        `attention` (share) and `place_increase` (nats), over (prompt, named_head, place).
+        Dataset of `attention` (share) and `place_increase` (nats), over (prompt, named_head,
+        place).
     """
 
     def read(capture: Capture) -> Tensors:
         attention, values = at_own_weights(model, capture, heads)
         starts = capture.resid_pre[[layer for layer, _ in heads]]
         vectors = attention.to(values)[..., None] * values
-        # All heads at once: the unembedding is read once for each call.
+        # All heads together: the unembedding is read once for each call.
         increase = increases_with(model, capture, [starts], [vectors])
         return {"attention": attention[None], "place_increase": increase}
 
@@ -116,7 +139,17 @@ def increases_with(
     starts: Iterable[Float[Tensor, "*#vectors d_model"]],
     vectors: Iterable[Float[Tensor, "*vectors d_model"]],
 ) -> Float[Tensor, "start *vectors"]:
-    """Return increases of the true label (nats) by the vectors that are added to each start."""
+    """Return the increases of the true label by the vectors that are added to each start.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt, whose final norm is frozen.
+        starts: Residual vectors (*#vectors, d_model).
+        vectors: Vectors that are added to each start (*vectors, d_model).
+
+    Returns:
+        Increases (nats; start, *vectors).
+    """
     scale = unembed.norm_scale(capture.resid_final, model.unembedding)
 
     def log_prob(rows: Tensor) -> Tensor:
@@ -129,26 +162,34 @@ def increases_with(
 
 
 def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """The final vector as a sum, parts in another order, positions of a head, neurons; from one
-    forward pass.
+    """Compute the final vector as a sum of parts, and the increase by its parts.
+
+    All values are from one forward pass.
+
+    Args:
+        model: Any model.
+        encoded: One prompt.
+        heads: Heads whose positions are taken apart.
 
     Returns:
-        `sum_error` (prompt,): largest difference between the final vector and the sum of the
-            embedding, every head at every position, every neuron and the biases, as a share of its
-            largest component; `n_parts`: how many parts these are.
-        `increase`, `increase_last` (prompt, layer, head): increase by a head's vector alone, and
-            after all other heads of its layer, nats.
-        `position_increase` (prompt, named_head, position): increase by each position's share of a
-            head's vector, nats.
-        `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron):
-            the neurons with the largest increase, and the word's rank in what each writes. They are
-            searched for among the CANDIDATES with the largest first-order increase. `raising`
-            (prompt,): the share of all neurons whose first-order increase is above zero.
-        `candidate_increase` (nats), `candidate_rank` (prompt, candidate): the same of the
-            CANDIDATES that write most of the word's logit.
-        `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a
-            gated FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale
-            frozen hands it on; 0 for heads that come later.
+        Dataset with these variables.
+
+        - `sum_error` (prompt). Largest difference between the final vector and the sum of the
+          embedding, every head at every position, every neuron and the biases, as a share of the
+          vector's largest component. `n_parts` (prompt) is the number of these parts.
+        - `increase`, `increase_last` (prompt, layer, head). Increase by a head's vector alone, and
+          after all other heads of its layer (nats).
+        - `position_increase` (prompt, named_head, position). Increase by each position's share of a
+          head's vector (nats).
+        - `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron).
+          Neurons with the largest increase, and the word's rank in the output of each. They are
+          selected from the CANDIDATES with the largest first-order increase. `raising` (prompt) is
+          the share of all neurons whose first-order increase is above zero.
+        - `candidate_increase` (nats), `candidate_rank` (prompt, candidate). The same values for the
+          CANDIDATES that add most to the word's logit.
+        - `head_to_neuron` (prompt, neuron, layer, head). Inner product of the neuron's subkey (of a
+          gated FFN: its gate's subkey) with a head's output in an earlier or the same layer, after
+          the FFN's norm with its scale frozen. It is 0 for later heads.
     """
 
     def read(capture: Capture) -> Tensors:
@@ -176,14 +217,31 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 
 
 def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:
-    """Return what every head of a layer adds to the residual stream from each position."""
+    """Return the vector that every head of a layer adds to the stream from each position.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt, with "weights" and "values".
+        layer: Layer of the heads.
+
+    Returns:
+        Vectors (head, position, d_model).
+    """
     values = model.for_query_heads(capture.values[layer, 0])
     weighted = capture.weights[layer, 0].to(values)[..., None] * values
     return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
 
 
 def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_model"]:
-    """Return what every head adds to the residual stream."""
+    """Return the vector that every head adds to the residual stream.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt, with "weights" and "values".
+
+    Returns:
+        Vectors (layer, head, d_model).
+    """
     return torch.stack([subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)])
 
 
@@ -192,8 +250,11 @@ def sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tenso
 
     Args:
         model: Any model.
-        capture: The prompt.
-        vectors: Vectors of all heads, which are sums over positions.
+        capture: Values of one prompt, with "neurons".
+        vectors: Vectors of all heads (layer, head, d_model), which are sums over positions.
+
+    Returns:
+        Relative error, and number of parts.
     """
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
@@ -208,13 +269,24 @@ def sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tenso
 
 
 def neurons(model: Model, capture: Capture) -> Tensors:
-    """Return the variables of `parts` about neurons, each over (neuron,) or (candidate,)."""
+    """Return the variables of `parts` about neurons.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt, with "neurons".
+
+    Returns:
+        Variables over (neuron,) or (candidate,), and `raising`, a number.
+    """
     unembedding, word = model.unembedding, capture.true_ids
     strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]
 
     def along(rows: Float[Tensor, "layer d_model"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The CANDIDATES neurons whose output has the largest product with the row of its layer:
-        layer and number, increase, rank of the word; and the share of products above zero."""
+        """Return the CANDIDATES neurons whose output is largest along the row of its layer.
+
+        They are given as layer and number, increase, and rank of the word; the last value is the
+        share of products above zero.
+        """
         products = torch.stack(
             [of * (model.ffn_weight(i).to(of) @ rows[i].to(of)) for i, of in enumerate(strengths)]
         )
@@ -235,7 +307,7 @@ def neurons(model: Model, capture: Capture) -> Tensors:
     scale = unembed.norm_scale(capture.resid_final, unembedding)
     p = unembed.bs_values(states, unembedding, scale).softmax(-1)
     rows = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
-    # Its product with a vector is how fast the log-probability rises along that vector.
+    # The product with a vector is the slope of the log-probability along that vector.
     slopes = unembed.fold_norm(unembedding, rows) / scale
     numbers, increase, ranks, raising = along(slopes)
     largest, best = increase.topk(min(NEURONS, len(increase)))
@@ -252,31 +324,48 @@ def neurons(model: Model, capture: Capture) -> Tensors:
 def from_heads(
     model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int
 ) -> Float[Tensor, "layer head"]:
-    """Return what each head gives to the input of a neuron: `head_to_neuron` of `parts`."""
+    """Return the part of each head in the input of a neuron: `head_to_neuron` of `parts`.
+
+    Args:
+        model: Any model.
+        capture: Values of one prompt.
+        vectors: Vectors of all heads (layer, head, d_model).
+        layer: Layer of the neuron.
+        neuron: Number of the neuron within its layer.
+
+    Returns:
+        Inner products (layer, head).
+    """
     if model.architecture.ffn_norm:
         norm = model.part(layer, "ffn_norm")
         vectors = model.frozen_norm(norm, capture.resid_mid[layer, 0], vectors)
     subkey = model.subkeys(layer)[0][0, neuron].to(vectors.device)
     out = widen(vectors) @ widen(subkey)
-    out[layer if model.parallel else layer + 1 :] = 0  # an FFN reads its own layer's heads, too
+    out[layer if model.parallel else layer + 1 :] = 0  # an FFN also reads its own layer's heads
     return out
 
 
 def _case(pipeline: Pipeline) -> xr.Dataset:
-    """The paper's own prompt: increases of blocks and heads, words of values, keys and query,
-    attention against increase."""
+    """Measure increases, words, attention and the sweep of attention on the paper's own prompt.
+
+    The increases are those of blocks and heads; the words are those of values, keys and query.
+    """
     return case(*case_of(pipeline))
 
 
 def _parts(pipeline: Pipeline) -> xr.Dataset:
-    """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons
-    and what feeds them."""
+    """Take the paper's own prompt apart: sum of all parts, another order, positions, neurons.
+
+    The inputs of these neurons from heads are also measured.
+    """
     return parts(*case_of(pipeline))
 
 
 def _label_increases(pipeline: Pipeline) -> Recipe:
-    """Attention on labels against increase in the first prompts of the paper's own set: in the
-    first three heads, and in all heads at most one layer away from one of them."""
+    """Measure attention on labels and increase in the first prompts of the paper's own set.
+
+    The heads are the first three heads, and all heads at most one layer away from one of them.
+    """
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 is about a prompt of words")
     every = listed_first(pipeline.measured("paper"), CASE.dataset)

@@ -1,5 +1,6 @@
-"""Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5;
-EMNLP section 6). Chapter 5.
+"""Attention and answers with one demonstration fewer, or in another order.
+
+Source: v1 section 5; EMNLP section 6. Chapter 5.
 
     data = conditions(model, encoded)     # (condition, prompt, layer, head)
 """
@@ -27,7 +28,14 @@ Changes = Mapping[str, Callable[[Prompt], Prompt]]
 
 
 def true_first(prompt: Prompt) -> Prompt:
-    """The paper's re-ordered set (v1 section 5.2)."""
+    """Return the prompt of the paper's re-ordered set (v1 section 5.2).
+
+    Args:
+        prompt: A prompt.
+
+    Returns:
+        The prompt with its true demonstrations first.
+    """
     return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
 
 
@@ -38,8 +46,7 @@ CONDITIONS: Changes = {
     "true nearest": lambda prompt: in_order(prompt, "".join(sorted(prompt.order))),
     "true first": true_first,
 }
-"""Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind
-is removed"""
+"""Name -> function that changes a prompt; "fewer" removes the last demonstration of that kind"""
 
 
 def in_changes(
@@ -48,11 +55,13 @@ def in_changes(
     changes: Changes,
     read: Callable[[Prompts], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """What is read of prompts in each of some changes.
+    """Return the values that `read` gives for prompts in each of some changes.
 
     Args:
-        changes: name -> how a prompt is changed.
-        read: prompts of a change -> name -> (prompt, ...).
+        model: Any model.
+        encoded: Prompts.
+        changes: Name -> function that changes a prompt.
+        read: Function of the prompts of a change. It returns name -> (prompt, ...).
 
     Returns:
         Name -> (prompt, change, ...).
@@ -62,14 +71,16 @@ def in_changes(
 
 
 def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
-    """Attention on labels, and answers, of the prompts in each of some changes.
+    """Compute attention on labels, and answers, for prompts in each of some changes.
 
     Args:
-        changes: name -> how a prompt is changed.
+        model: Any model.
+        encoded: Prompts.
+        changes: Name -> function that changes a prompt.
 
     Returns:
-        `attention_true`, `attention_other` (condition, prompt, layer, head): attention on all
-            labels of a kind; and answers (condition, prompt).
+        Dataset of `attention_true` and `attention_other` (condition, prompt, layer, head), the
+        attention on all labels of a kind, and of the answers (condition, prompt).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -87,13 +98,18 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
 
 
 def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
-    """`attention_in` CONDITIONS, and what the softmax alone would do when a demonstration goes.
+    """Compute `attention_in` CONDITIONS, and the softmax's effect of a removed demonstration.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
 
     Returns:
-        That of `attention_in`, and of the plain prompts (prompt, layer, head) `attention_left`
-            (true labels without the last true demonstration) and `attention_removed` (everything of
-            the last true demonstration): left / (1 - removed) is what the softmax alone would give
-            to the true labels once that demonstration is removed.
+        Dataset of `attention_in`, and for the plain prompts (prompt, layer, head) of
+        `attention_left` (attention on true labels except the last true demonstration) and
+        `attention_removed` (attention on all tokens of the last true demonstration). left / (1 -
+        removed) is the attention on true labels that results from the softmax alone when that
+        demonstration is removed.
     """
 
     def read(capture: Capture) -> Tensors:
@@ -111,7 +127,14 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
 
 
 def check_one_can_go(design: Design) -> None:
-    """Raise NotTestable if there is one demonstration of each class, so that none can go."""
+    """Raise NotTestable if there is one demonstration of each class, so none can be removed.
+
+    Args:
+        design: Prompts of one setting.
+
+    Raises:
+        NotTestable: If the template has k=1.
+    """
     if design.template.k < 2:
         raise NotTestable(
             "its best-learned form has one demonstration of each class, and none can be removed: "
@@ -120,6 +143,6 @@ def check_one_can_go(design: Design) -> None:
 
 
 def _conditions(pipeline: Pipeline) -> Recipe:
-    """Attention and answers with one demonstration fewer, and in two orders."""
+    """Measure attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(pipeline.design)
     return Recipe(conditions, pipeline.design.intervention())

@@ -1,8 +1,8 @@
-"""What the model answers with more and more heads zeroed, on the paper's own sets. Chapter 6.
+"""Answers with more and more heads ablated, on the paper's own sets.
 
-The EMNLP version intervenes on 1% of the heads. Here the first 1, 3, 6 and 12 heads of a ranking
-are zeroed at all positions (its table 3). The rankings are those of `paper_heads.twelve`, from the
-prompts that choose there; other prompts judge.
+Chapter 6. The EMNLP version intervenes on 1% of the heads. Here the first 1, 3, 6 and 12 heads of a
+ranking are ablated at all positions (its table 3). The rankings are those of `paper_heads.twelve`,
+from the prompts that select heads there; the answers are to other prompts.
 
     >>> one_percent(270), one_percent(32)
     (3, 1)
@@ -24,20 +24,30 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import DRAWS, random_sets
 
 DOSES = (1, 3, 6, 12)
-"""Numbers of heads that are zeroed together"""
+"""Numbers of heads that are ablated together"""
 PROMPTS = 8
-"""Prompts of each set and true label that judge: 64 in all"""
+"""Number of evaluation prompts of each set and true label: 64 in all"""
 IN_TURN, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
 
 
 def one_percent(n_heads: int) -> int:
-    """Return 1% of so many heads, rounded, and at least one."""
+    """Return 1% of a number of heads, rounded, and at least one.
+
+    Args:
+        n_heads: Number of heads.
+
+    Returns:
+        Number of heads.
+    """
     return max(1, round(n_heads / 100))
 
 
 def _dose(pipeline: Pipeline) -> xr.Dataset:
-    """The first 1, 3, 6 and 12 heads of three rankings zeroed, and random sets of as many heads in
-    the same layers as those of both rankings in turn."""
+    """Ablate the first 1, 3, 6 and 12 heads of three rankings, and random sets.
+
+    The random sets have equal numbers of heads in the same layers as the sets of both rankings in
+    turn.
+    """
     design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
     choosing, judging = choosing_and_judging(pipeline)
     foo, bar = mean_increases(pipeline, "dose", choosing)

@@ -1,5 +1,6 @@
-"""Every head of the model, one observation a prompt: where it looks, what it writes, and the
-paper's increase. Chapters 1, 3 to 5, 8.
+"""Attention, reading, writing and increase of every head of the model.
+
+Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
@@ -28,26 +29,31 @@ KINDS = ("attention", "FFN")
 
 
 def heads(model: Model, encoded: Prompts) -> xr.Dataset:
-    """What every head does at the last position, from one forward pass; the final norm is frozen.
+    """Compute the attention and the output of every head at the last position.
+
+    All values are from one forward pass, with the final norm frozen.
 
     Args:
-        encoded: prompts with as many demonstrations each.
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
 
     Returns:
-        `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the
-            score before the softmax (nats) but for a constant of the prompt and head, so scores are
-            compared by it.
-        `reading` (prompt, layer, head): logit of a label's own token minus that of the other label
-            in the value-output vector of its position, mean over label positions (nats). Above zero
-            the head would write the label that stands there.
-        `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum
-            alpha reading` (nats): how much the head writes of whatever labels it looks at, right or
-            wrong.
-        `contribution` (prompt, layer, head): logit of the true label minus the other in what the
-            head writes from all label positions, `sum alpha vo` (nats). It equals the difference of
-            the paper's increases.
-        `block_logit_difference` (prompt, layer, kind): what an attention or FFN block adds to the
-            logit of the true label minus the other (nats). And the model's answers (prompt,).
+        Dataset of the model's answers (prompt), and of these variables.
+
+        - `attention` (prompt, layer, head, place). Attention on every label. Its logarithm is the
+          score before the softmax (nats), except for a constant of the prompt and head, so scores
+          are compared by it.
+        - `reading` (prompt, layer, head). Logit of a label's own token minus that of the other
+          label in the value-output vector of its position, mean over label positions (nats). Above
+          zero, the head would write the label at that position.
+        - `writing` (prompt, layer, head). The same logit difference with each position weighted by
+          its attention, `sum alpha reading` (nats): the amount that the head writes of the labels
+          that it attends to, right or wrong.
+        - `contribution` (prompt, layer, head). Logit of the true label minus the other label in the
+          head's output from all label positions, `sum alpha vo` (nats). It equals the difference of
+          the paper's increases.
+        - `block_logit_difference` (prompt, layer, kind). Addition of an attention or FFN block to
+          the logit of the true label minus the other label (nats).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -70,13 +76,28 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
 
 
 def tokens_at_once(model: Model) -> int:
-    """Where each prompt is run once, and much of it is kept."""
+    """Return the maximum number of tokens of a batch that keeps much of each prompt's run.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        Number of tokens, larger on a GPU.
+    """
     return 512 if model.device.type == "cpu" else 16_384
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
-    """Logit of each label position's own label minus the other label's, in its value-output vector
-    (nats).
+    """Return the logit difference of each label in the value-output vector of its position.
+
+    The difference is the logit of the position's own label minus that of the other label.
+
+    Args:
+        capture: Values of a batch, with "values".
+        model: Model of the capture.
+
+    Returns:
+        Logit differences (nats; batch, layer, head, place).
     """
     rows, out = logit_difference_rows(capture, model), []
     own = own_label_sign(capture, rows)
@@ -91,32 +112,42 @@ def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer
 def at_labels(
     capture: Capture, x: Float[Tensor, "layer batch head position"]
 ) -> Float[Tensor, "batch layer head place"]:
-    """Weights or scores of the last position, on every label position."""
+    """Return weights or scores of the last position at every label position.
+
+    Args:
+        capture: Values of a batch.
+        x: Weights or scores (layer, batch, head, position).
+
+    Returns:
+        Values at labels (batch, layer, head, place).
+    """
     return x.take_along_dim(capture.label_positions[None, :, None], 3).transpose(0, 1)
 
 
 def _locating(pipeline: Pipeline) -> Recipe:
-    """Every head on the locating blocks: what the sets of heads are chosen from."""
+    """Measure every head on the selection blocks, from which the sets of heads are chosen."""
     return Recipe(heads, pipeline.design.selection())
 
 
 def _heads(pipeline: Pipeline) -> Recipe:
-    """Every head on the blocks that judge: where it looks, what it reads and writes."""
+    """Measure attention, reading and writing of every head on the evaluation blocks."""
     return Recipe(heads, pipeline.design.evaluation())
 
 
 def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Dataset:
-    """The paper's measure: by how much every head and block raises log p(true label) (v1 section
-    3.1, appendix E).
+    """Compute the paper's increase of log p(true label) by every head and block.
 
-    One forward pass, and one walk over the vocabulary for all prompts.
+    Source: v1 section 3.1, appendix E. Cost: one forward pass, and one pass over the vocabulary for
+    all prompts.
 
     Args:
-        norm: how the final norm is read, one of `unembed.NORMS`.
+        model: Any model.
+        encoded: Prompts.
+        norm: Reading of the final norm, one of `unembed.NORMS`.
 
     Returns:
-        `increase` (prompt, layer, head), and `block_increase` (prompt, layer, kind) of attention
-            and FFN blocks (v1 fig 2), in nats.
+        Dataset of `increase` (prompt, layer, head), and of `block_increase` (prompt, layer, kind)
+        of attention and FFN blocks (v1 figure 2), in nats.
     """
 
     def read(capture: Capture) -> Tensors:
@@ -137,18 +168,28 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
 
 
 def _increases(pipeline: Pipeline) -> Recipe:
-    """The paper's increase of every head and block on the blocks that judge."""
+    """Measure the paper's increase of every head and block on the evaluation blocks."""
     return Recipe(increases, pipeline.design.evaluation())
 
 
 def of_norms(model: Model, encoded: Prompts) -> xr.Dataset:
-    """`increase` (norm, prompt, layer, head)."""
+    """Compute the increase of every head with each reading of the final norm.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+
+    Returns:
+        Dataset of `increase` (norm, prompt, layer, head), in nats.
+    """
     each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
     names = xr.Variable("norm", list(unembed.NORMS))
     return xr.concat(each, names, coords="minimal", compat="override")
 
 
 def _norms(pipeline: Pipeline) -> Recipe:
-    """The paper's increase of every head on the locating blocks, with the final norm frozen and
-    recomputed for each vector."""
+    """Measure the paper's increase of every head on the selection blocks, with both norm scales.
+
+    The final norm is frozen, or recomputed for each vector.
+    """
     return Recipe(of_norms, pipeline.design.selection())

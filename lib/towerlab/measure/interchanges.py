@@ -1,13 +1,14 @@
-"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter
-11.
+"""Answers with only the query, keys or values of heads taken from another prompt.
 
-Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt
-of a block is the base of three pairs; in each, the source's true label is the other one:
+Chapter 11. These are interchange interventions (Geiger et al. 2021) on the paper's two towers (v1
+section 4). Each prompt of a block is the base of three pairs. In each pair, the source's true label
+is the other label:
 
-- *query*: the source asks a query of the other class after the same demonstrations;
-- *keys*: texts of the two classes have changed places, labels and query stay: label positions hold
+- *query*: the source has a query of the other class after the same demonstrations;
+- *keys*: texts of the two classes are exchanged, labels and query are not: label positions contain
   the other class;
-- *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
+- *values*: the labels are exchanged, texts and query are not: label positions contain the other
+  label.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=40, k=2, separator="space"))
@@ -41,8 +42,10 @@ from towerlab.prompts.variants import with_query
 
 
 class Pair(NamedTuple):
-    """The prompt that runs, and the prompt that parts are taken from; `kind` says in what they
-    differ: query, keys or values."""
+    """The prompt that runs, and the prompt that parts are taken from.
+
+    `kind` names the difference between the two prompts: "query", "keys" or "values".
+    """
 
     kind: str
     base: Encoded
@@ -50,12 +53,20 @@ class Pair(NamedTuple):
 
 
 def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
-    """The pairs that whole blocks of prompts give: first of queries, then of keys, of values.
+    """Return the pairs of whole blocks of prompts: pairs of queries, of keys, and of values.
 
-    A key holds its position, so both prompts of a pair have their labels at the same positions;
-    other pairs are dropped (draw the texts with `blocks.texts_of_one_length`). Query pairs take a
-    query from the prompts of the other class of the same class pair, the first of the blocks from
-    its own on, or else of those before it; prompts without such a query have none.
+    A key depends on its position, so both prompts of a pair have their labels at the same
+    positions; other pairs are dropped (draw the texts with `blocks.texts_of_one_length`). A query
+    pair takes a query from the prompts of the other class of the same class pair: from the first of
+    these blocks at or after the prompt's own block, or else from the first block. Prompts without
+    such a query have no query pair.
+
+    Args:
+        encoded: Prompts of whole blocks.
+        tokenizer: Tokenizer of the model.
+
+    Returns:
+        The pairs, kind by kind.
     """
     bases, sources, donors = [], [], donors_of(encoded)
     for e in encoded:
@@ -80,20 +91,22 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
 
 @torch.inference_mode()
 def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Answers of every pair's base with what its kind says taken from its source, in some heads.
+    """Compute the answers to every pair's base, with a part of some heads from its source.
 
-    What is taken is the last position's query, or the keys or values at label positions. The true
-    label is that of the base throughout, so what moves towards the source moves `logit_difference`
-    down. Cost: a run of each base and source, and one of the last position alone for each set.
-    Memory: keys and values of both, for 1,024 tokens.
+    The part is the last position's query, or the keys or values at label positions, as the pair's
+    kind says. The true label is always that of the base, so an answer towards the source has a
+    lower `logit_difference`. Cost: a run of each base and source, and one run of the last position
+    for each set. Memory: keys and values of both, for 1,024 tokens.
 
     Args:
-        sets: name -> heads.
+        model: Any model.
+        pairs: Pairs, kind by kind.
+        sets: Name -> heads.
 
     Returns:
-        Answers over (head_set, prompt), and `base_logit_difference`, `source_logit_difference`
-            (prompt,) of both prompts as they are (nats). Coordinates of a prompt are those of the
-            base, with `pair_kind`.
+        Dataset of answers over (head_set, prompt), and of `base_logit_difference` and
+        `source_logit_difference` (prompt), the logit differences of both prompts without
+        intervention (nats). Coordinates of a prompt are those of the base, with `pair_kind`.
     """
 
     def of_kind(kind: str, pairs: list[Pair]) -> xr.Dataset:
@@ -119,8 +132,10 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
 
 
 def _interchanges(pipeline: Pipeline) -> Recipe:
-    """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens,
-    so that labels stand alike."""
+    """Measure answers with queries, keys or values of heads taken from another prompt.
+
+    The texts of both prompts have equal numbers of tokens, so the labels are at the same positions.
+    """
     design, tokenizer = pipeline.design, pipeline.model.tokenizer
     texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts)
     classes = [pair for pair in design.class_pairs if set(pair.split("/")) <= set(texts)]

@@ -1,9 +1,8 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, words, vectors.
-Chapters 1 to 4, 8, 9.
+"""Output of some heads from each label position: ranks in the vocabulary, words, vectors.
 
-`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Which label
-stands at a place follows from the coordinates `true` (does it carry the query's label?),
-`true_label` and `labels`.
+Chapters 1 to 4, 8, 9. `vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label
+position. The coordinates `true` (whether a place has the query's label), `true_label` and `labels`
+give the label of each place.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
@@ -47,26 +46,30 @@ LISTED = ("prompt", "listed_head", "place")
 def label_reads(
     model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
 ) -> xr.Dataset:
-    """What heads would write of the label at each place: ranks, attention, readings, and the
-    model's answers (prompt,).
+    """Compute the ranks, attention and reading of heads at each label, and the model's answers.
 
-    One forward pass, then one walk over the vocabulary for each head. Memory: d_head numbers for
-    every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` all but
-    `other_rank`.
+    Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
+    for every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` keeps all
+    variables except `other_rank`.
 
     Args:
-        ranks: whether both ranks are there.
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+        heads: Heads to list.
+        ranks: Whether to compute both ranks.
 
     Returns:
-        Over (prompt, listed_head, place):
-        `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label
-            that stands there, and of the other label (1 = highest; equal logits share the best
-            rank). A head that writes one word wherever it looks ranks both alike, averaged over
-            places. 1 / `own_rank` is what the paper's MRR averages (v1 section 4.3).
-        `attention`: weight of the last position on the label position.
-        `reading`: logit of the label's own token minus that of the other label in vo, read with the
-            final norm's scale frozen (nats). Times `attention` it is what the position adds to the
-            lead of its label (EMNLP: "logit minus", as summarised).
+        Dataset of the model's answers (prompt), and of these variables over (prompt, listed_head,
+        place).
+
+        - `own_rank`, `other_rank`. Rank in vo, over the whole vocabulary, of the token of the
+          place's own label and of the other label (1 = highest; equal logits share the best rank).
+          A head that writes one word from every position ranks both labels alike, averaged over
+          places. The paper's MRR averages 1 / `own_rank` (v1 section 4.3).
+        - `attention`. Weight of the last position on the label position.
+        - `reading`. Logit of the label's own token minus that of the other label in vo, with the
+          final norm's scale frozen (nats). Times `attention` it is the position's addition to the
+          logit difference of its label (EMNLP: "logit minus", as summarised).
     """
     layers, numbers = map(list, zip(*heads, strict=True))
 
@@ -106,8 +109,17 @@ def label_reads(
 def query_and_keys(
     model: Model, capture: Capture, layer: int
 ) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch place kv_head d_head"]]:
-    """The last position's queries, scaled, and the keys at label positions; both before rotation
-    (needs "streams").
+    """Return the last position's scaled queries and the keys at label positions.
+
+    Both are before rotation.
+
+    Args:
+        model: Any model.
+        capture: Values of a batch, with "streams".
+        layer: Layer of the heads.
+
+    Returns:
+        Queries (batch, head, d_head), and keys (batch, place, kv_head, d_head).
     """
     x = query_key.normed(model, layer, capture.stream_inputs[layer])
     at_labels = x.take_along_dim(capture.label_positions[..., None], 1)
@@ -115,14 +127,19 @@ def query_and_keys(
 
 
 def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
-    """Queries of heads at the last position, and their keys at label positions, as vectors.
+    """Compute the queries of heads at the last position, and their keys at label positions.
 
-    Both before any rotation to positions. The scaling is part of the query, so their product is the
-    score (nats) as if no position were rotated.
+    Both are before any rotation to positions. The scaling is part of the query, so their product is
+    the score (nats) as if no position were rotated.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+        heads: Heads to list.
 
     Returns:
-        `query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head,
-            place, component).
+        Dataset of `query_vector` (prompt, listed_head, component) and `key_vector` (prompt,
+        listed_head, place, component).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -139,8 +156,10 @@ def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
 
 
 def _label_reads(pipeline: Pipeline) -> Recipe:
-    """What the heads of every set, and of random sets matched to the located ones, would write of
-    labels."""
+    """Measure ranks, attention and reading at labels, for the heads of all sets and random sets.
+
+    The random sets are matched to the heads by attribution.
+    """
     sets = present(pipeline.head_sets)
     random = random_sets(pipeline, {"located": pipeline.head_sets["located"]})["located"]
     each = list(dict.fromkeys(head for heads in [*sets.values(), *random] for head in heads))
@@ -148,8 +167,7 @@ def _label_reads(pipeline: Pipeline) -> Recipe:
 
 
 def _towers(pipeline: Pipeline) -> Recipe:
-    """Queries and keys of the head that prefers the query's class most, and of the one that writes
-    most."""
+    """Measure queries and keys, as vectors, of the best head by attention and by writing."""
     if not pipeline.head_sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
     best = [*pipeline.head_sets["by attention"][:1], *pipeline.head_sets["by writing"][:1]]
@@ -157,29 +175,38 @@ def _towers(pipeline: Pipeline) -> Recipe:
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:
-    """What heads read and look for, in words: values, keys and queries projected into the
-    vocabulary.
+    """Compute the top words of the values, keys and queries of heads.
 
-    What is read at label positions, `what`: the "value" is the value-output vector, what the head
-    would write from there (v1 table 1). The "key" is the layer's input, which the key matrix reads,
-    the same for all heads of a layer. "key, attention only" are the attention outputs gathered so
-    far, that is the layer's input minus the embedding and minus all earlier FFN outputs (as in the
-    authors' code); it is empty in layer 0. At the last position it is the query before rotation,
-    carried through W_K into the space that the key matrix reads.
+    The vectors are projected to the vocabulary. At label positions there are three, along the
+    dimension `what`:
 
-    bs-values have the final norm's scale frozen (nats). Stop words and punctuation are passed over,
-    unless they are labels. A label of several tokens is known by its first. Memory: d_model numbers
-    for every prompt, head, place and reading.
+    - "value" is the value-output vector, the output of the head from there at weight 1
+      (v1 table 1).
+    - "key" is the layer's input, which the key matrix reads. It is the same for all heads of a
+      layer.
+    - "key, attention only" is the sum of the attention outputs of earlier layers, that is the
+      layer's input minus the embedding and minus all earlier FFN outputs (as in the authors'
+      code). It is empty in layer 0.
+
+    At the last position the vector is the query before rotation, carried through W_K into the space
+    that the key matrix reads.
+
+    bs-values have the final norm's scale frozen (nats). Stop words and punctuation are left out,
+    unless they are labels. A label of several tokens is identified by its first token. Memory:
+    d_model numbers for every prompt, head, place and vector.
 
     Args:
-        encoded: a few prompts, as every reading of every place is kept.
+        model: Any model.
+        heads: Heads to list.
+        encoded: A few prompts, because all vectors of all places are kept.
 
     Returns:
-        `token`, `relation` (prompt, listed_head, what, place, mean, rank), `query_token` and
-            `query_relation` (prompt, listed_head, mean, rank). A relation is an index of RELATIONS:
-            how the token relates to the demonstration of its place, or to the query. `mean` is
-            "kept", or "taken out": less the mean over the prompts at the same place, as most of an
-            unchanged key or query is the same in every prompt and says nothing of its text.
+        Dataset of `token` and `relation` (prompt, listed_head, what, place, mean, rank), and of
+        `query_token` and `query_relation` (prompt, listed_head, mean, rank). A relation is an index
+        of RELATIONS: the relation of the token to the demonstration of its place, or to the query.
+        `mean` is "kept" or "taken out". If it is taken out, the mean over the prompts at the same
+        place is subtracted, because most of an unchanged key or query is equal in all prompts and
+        independent of their texts.
     """
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
@@ -205,7 +232,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
     n = len(encoded[0].label_positions)
-    # Readings of all places, kind by kind, then that of the query.
+    # Vectors of all places, kind by kind, then the vector of the query.
     for (i, e), place in product(enumerate(encoded), (*range(n), -1)):
         readings = slice(-1, None) if place < 0 else slice(place, -1, n)
         codes = relations_of(e.prompt, place, class_words())
@@ -229,8 +256,16 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
 def carried_query(
     capture: Capture, model: Model, layer: int, head: int
 ) -> Float[Tensor, "batch d_model"]:
-    """The last query, before rotation and with its scaling, carried through W_K (needs
-    "streams").
+    """Return the last query, before rotation and with its scaling, carried through W_K.
+
+    Args:
+        capture: Values of a batch, with "streams".
+        model: Model of the capture.
+        layer: Layer of the head.
+        head: Number of the head within its layer.
+
+    Returns:
+        Vectors in the input space of W_K (batch, d_model).
     """
     normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
     query = query_key.queries(model, layer, normed)[:, head]
@@ -238,14 +273,15 @@ def carried_query(
 
 
 def relations_of(prompt: Prompt, place: int, words: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """How words relate to a demonstration, or to the query.
+    """Return the relation of words to a demonstration, or to the query.
 
-    What stands in the prompt says nothing of its class: words of other texts have no relation. A
-    word of both classes is of its own.
+    The words of the prompt's texts do not tell its class, so words of other texts have no relation.
+    A word of both classes belongs to its own class.
 
     Args:
-        place: the demonstration's; -1 for the query.
-        words: class -> its words.
+        prompt: A prompt.
+        place: Place of the demonstration; -1 for the query.
+        words: Class -> words of the class.
 
     Returns:
         Word (lower case) -> index of RELATIONS.
@@ -266,8 +302,10 @@ def relations_of(prompt: Prompt, place: int, words: Mapping[str, Iterable[str]])
 
 
 def _top_tokens(pipeline: Pipeline) -> xr.Dataset:
-    """Words read in three located heads and in the two best by attention, on a block of every class
-    pair."""
+    """Measure the top words of three heads by attribution and of the two best by attention.
+
+    The prompts are one block of every class pair.
+    """
     design, sets = pipeline.design, pipeline.head_sets
     heads = dict.fromkeys([*sets["located"][:3], *sets["by attention"][:2]])
     encoded = design.encode(design.blocks(len(design.intervention_pairs), EVALUATION))

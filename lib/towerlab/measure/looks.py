@@ -1,14 +1,14 @@
-"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold.
-Chapter 12.
+"""Effects of every head by itself, its attention difference, and the routes of its effect.
 
-The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt
-with the same texts in the same order and the two labels exchanged; *texts exchanged* has the
-demonstrations of the two classes in each other's places, and the same right answer.
+Chapter 12. No set of heads and no threshold is used here. The prompts of a block are donors for one
+another. For prompt i, *labels exchanged* is the prompt with the same texts in the same order and
+the two labels exchanged. *Texts exchanged* has the demonstrations of the two classes in each
+other's places, and the same right answer.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
     >>> data = one_by_one(pipeline.model, pipeline.design.intervention())
-    >>> own, exchanged = data["attention_difference"]             # of whose query
+    >>> own, exchanged = data["attention_difference"]             # by the origin of the query
     >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
     >>> data["effect"].dims
     ('contrast', 'prompt', 'layer', 'head')
@@ -46,12 +46,12 @@ from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Prompts
 
 Make = Callable[[Heads], Edit]
-"""What edits some heads, under one contrast"""
+"""Function that returns the edit of some heads, under one contrast"""
 CONTRASTS = ("attention swapped", *list(DONORS)[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8
-"""Heads whose ways are followed"""
+"""Number of heads whose routes are measured"""
 ROUTES = {
     "direct": Route(output=True, queries=False, mlps=False),
     "later queries": Route(output=False, queries=True, mlps=False),
@@ -61,53 +61,59 @@ ROUTES = {
 
 
 def donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
-    """Heads of the prompts `index` feed to W_O what their donors feed in plain runs.
+    """Return a function that gives heads their donors' inputs of W_O from plain runs.
 
     Args:
-        z: of the donor of every prompt.
-        index: numbers of some prompts.
+        z: Inputs of W_O of the donor of every prompt (prompt, layer, head, d_head).
+        index: Numbers of some prompts.
+
+    Returns:
+        Function of heads that returns the edit for these prompts.
     """
     return partial(feed, z=dict(enumerate(z[index].unbind(1))))
 
 
 @torch.inference_mode()
 def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
-    """What each head asks for and does, one by one, and what all of them do together.
+    """Compute the attention difference and the effects of each head, and of all heads together.
 
     Cost: eight runs of whole prompts, and for every head and contrast a run of the last position
-    from the head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads
-    feed to W_O at the last position of all prompts.
+    from the head's layer up. Memory: keys, values and attention of 2,048 tokens, and inputs of W_O
+    of all heads at the last position of all prompts.
 
     Args:
-        encoded: whole blocks of four prompts.
-        contrasts: the first of CONTRASTS, or more.
+        model: Any model.
+        encoded: Prompts of whole blocks, four for each block.
+        contrasts: The first of CONTRASTS, or more of them.
 
     Returns:
-        `attention_difference` (query_of, prompt, layer, head): attention on labels of the query's
-            class minus that on the others, with the prompt's own query and with that of the prompt
-            with exchanged labels; keys are the prompt's own. A query that knows the query's text
-            alone keeps the difference (text part); one that asks for the label that is about to be
-            said turns round (label part). NaN where labels do not stand at the same positions once
-            they are exchanged.
-        `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of
-            the plain run minus that under one edit of one head at the last position, so towards the
-            other label. "attention swapped": its sums of attention on the two classes' labels
-            change places, values stay (`model.label_attention`).
-            "labels exchanged", "texts exchanged": what it feeds to W_O is that of the other prompt:
-            which label, which place. All that comes later responds.
-        `direct_effect` (contrast, prompt, layer, head): the same with all else held at the plain
-            run, so that only what the head itself writes reaches the final norm, which is
-            recomputed.
-        `logit_difference_all_swapped` (swapped_position, prompt): with the attention of all heads
-            swapped at once, at the positions of POSITIONS. Each has the weights of the plain run,
-            swapped; values are those of the run. `logit_difference` (prompt,) is plain.
+        Dataset of the plain `logit_difference` (prompt), and of these variables.
+
+        - `attention_difference` (query_of, prompt, layer, head). Attention on labels of the query's
+          class minus attention on the other labels, with the prompt's own query and with that of
+          the prompt with exchanged labels; keys are the prompt's own. A query that depends only on
+          the query's text keeps the difference (text part). A query that depends on the label of
+          the coming answer reverses it (label part). NaN if labels are not at the same positions
+          after the exchange.
+        - `effect` (contrast, prompt, layer, head). Logit difference (true minus other label, nats)
+          of the plain run minus that under one edit of one head at the last position, so positive
+          towards the other label. "attention swapped": the head's sums of attention on the two
+          classes' labels are exchanged, values do not change (`model.label_attention`). "labels
+          exchanged", "texts exchanged": the head's input of W_O is that of the other prompt, which
+          differs in the label or in the place. All later layers respond.
+        - `direct_effect` (contrast, prompt, layer, head). The same effect with everything else held
+          at the plain run, so that only the output of the head itself reaches the final norm, which
+          is recomputed.
+        - `logit_difference_all_swapped` (swapped_position, prompt). Logit difference with the
+          attention of all heads swapped together, at the positions of POSITIONS. Each head has the
+          weights of the plain run, swapped; values are those of the current run.
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         places = places_of(batch)
-        weights: dict[int, Weights] = {}  # layer -> those of all positions, swapped
+        weights: dict[int, Weights] = {}  # layer -> weights of all positions, swapped
 
         def read(layer: int, attention: Attention, _) -> None:
             weights[layer] = swapped_weights(attention.weights(), places)
@@ -122,7 +128,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = _differences(last, final)
-        # What each head alone changes in the final stream, all else as in the plain run.
+        # The change by each head in the final stream, with all else as in the plain run.
         final = last.capture.resid_final
         sent = [message(last, make([at]), at[0])[:, 0] for make in makes for at in every_head]
         direct = _differences(last, final + torch.stack([torch.zeros_like(final), *sent]))
@@ -151,13 +157,19 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
 
 @torch.inference_mode()
 def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
-    """Which way goes what heads send, each alone.
+    """Compute the effect of each head by each route.
+
+    Args:
+        model: Any model.
+        encoded: Prompts of whole blocks, four for each block.
+        heads: Heads that send.
 
     Returns:
-        `effect_by_route` (route, sender, prompt): effects of "labels exchanged" (nats) where what
-            the head writes is read by the final norm alone ("direct"), by the attention of later
-            layers ("later queries", with the last position's own key and value), by MLPs, or by all
-            of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+        Dataset of `effect_by_route` (route, sender, prompt), with coordinates `sender_layer` and
+        `sender_head`. These are effects of "labels exchanged" (nats) if the head's output is read
+        only by the final norm ("direct"), only by the attention of later layers ("later queries",
+        with the last position's own key and value), only by MLPs, or by all of them: see
+        `model.routes`.
     """
     z = plain_z(model, encoded)[donors_of(encoded)[CONTRASTS[1]]]
 
@@ -177,14 +189,14 @@ def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
 
 
 def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions batch"]:
-    """Logit differences of final residual streams."""
+    """Return the logit differences of final residual streams."""
     return logit_differences(last.model, final, last.batch).double().cpu()
 
 
 def _attention_differences(
     last: LastPosition, other: LastPosition, places: Places
 ) -> Float[Tensor, "batch layer head"]:
-    """Attention differences of the last position with the queries of another run."""
+    """Return the attention differences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
@@ -195,12 +207,19 @@ def _attention_differences(
 def _effects(
     differences: Float[Tensor, "version batch"], shape: tuple[int, ...]
 ) -> Float[Tensor, "batch ..."]:
-    """Return by how much each version but the first lowers the logit difference of the first."""
+    """Return the decrease of the logit difference by each version, compared with the first."""
     return (differences[0] - differences[1:]).T.unflatten(1, shape)
 
 
 def swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
-    """Which positions each of POSITIONS names."""
+    """Return a mask for each of POSITIONS.
+
+    Args:
+        batch: Prompts of one token length.
+
+    Returns:
+        Masks (set, batch, position).
+    """
     every = everywhere(batch)
     position = torch.arange(every.shape[1])
     start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]
@@ -210,10 +229,10 @@ def swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
 
 
 def _looks(pipeline: Pipeline) -> xr.Dataset:
-    """Every head at the last position: what it asks, sends and does, which way it goes, and how
-    much all of them account for.
+    """Measure the attention difference, the effects and the routes of every head by itself.
 
-    On sentences, which are long, swapped attention alone, and no ways.
+    The effect of all heads together is also measured. Sentences are long, so on sentences only
+    swapped attention is measured, and no routes.
     """
     words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
     contrasts = CONTRASTS if words else CONTRASTS[:1]

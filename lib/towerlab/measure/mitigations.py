@@ -1,13 +1,14 @@
-"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our
-reading). Chapter 7.
+"""Answers under the two mitigations of the EMNLP version.
 
-Which remedy a change of the prompts calls for, its counts of labels say:
+Source: section 6, as summarised; our reading. Chapter 7.
 
-- the majority shortcut, where they are unequal: what the heads write from the positions of the
+The numbers of labels in a changed prompt decide which mitigation it needs:
+
+- The majority shortcut, if the numbers are unequal. The heads' output from the positions of the
   label with fewer demonstrations, `sum alpha vo`, times `a = a_c a_v`, is added to the last
-  residual vector before the final norm. `a_v` is the count of the more frequent label divided by
-  that of the other;
-- the recency shortcut, where they are equal: each head's output at the last position becomes
+  residual vector before the final norm. `a_v` is the number of demonstrations of the more frequent
+  label divided by the number of the other label.
+- The recency shortcut, if the numbers are equal. Each head's output at the last position becomes
   SHARE[0] times itself plus SHARE[1] times the same values under attention whose scores lack the
   position's influence. The source says "a shortcut beside the original"; half and half is our
   reading.
@@ -50,19 +51,21 @@ SHARE = (0.5, 0.5)
 def remedied(
     model: Model, encoded: Prompts, sets: Mapping[str, Heads], changes: Changes
 ) -> xr.Dataset:
-    """Answers to the prompts in each change, without ("none") and with the remedy of that change.
+    """Compute answers to the prompts in each change, without and with the mitigation.
 
-    Cost: for each change a forward pass, and one of the last position for each set. Memory:
+    Cost: for each change a forward pass, and one pass of the last position for each set. Memory:
     streams, keys and values of all layers and positions of a batch.
 
     Args:
-        sets: name -> heads in which the remedy works.
-        changes: name -> how a prompt is changed.
+        model: Any model.
+        encoded: Prompts.
+        sets: Name -> heads in which the mitigation works.
+        changes: Name -> function that changes a prompt.
 
     Returns:
-        Answers over (change, remedy, head_set, prompt), and `attention_true` (change, remedy,
-            prompt, named_head): attention on true labels, of each head in the first set that has
-            it.
+        Dataset of answers over (change, remedy, head_set, prompt), with `remedy` "none" or
+        "remedy", and of `attention_true` (change, remedy, prompt, named_head), the attention on
+        true labels of each head in the first set that contains it.
     """
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
@@ -103,8 +106,7 @@ def remedied(
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
-    """The label with fewer demonstrations, and a_v = majority count / minority count; (None, 1) for
-    equal counts.
+    """Return the label with fewer demonstrations, and a_v = majority count / minority count.
 
     A label without demonstrations has no position to take anything from, so it is no minority.
 
@@ -112,6 +114,12 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
         >>> three = [Demonstration(*of) for of in (("a", "foo"), ("b", "foo"), ("c", "bar"))]
         >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
         ('bar', 2.0)
+
+    Args:
+        prompt: A prompt with two labels.
+
+    Returns:
+        Label and a_v, or None and 1 for equal counts.
     """
     counts = Counter(d.label for d in prompt.demonstrations)
     few, many = sorted(prompt.labels, key=counts.__getitem__)
@@ -123,8 +131,15 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
 def minority_shortcut(
     capture: Capture, model: Model, heads: Heads
 ) -> Float[Tensor, "batch d_model"]:
-    """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero
-    for equal counts.
+    """Return a_v times the heads' output from the minority label's positions, `sum alpha vo`.
+
+    Args:
+        capture: Values of a batch, with "weights" and "values".
+        model: Model of the capture.
+        heads: Heads of the mitigation.
+
+    Returns:
+        Vectors (batch, d_model), zero for equal counts.
     """
     factor = torch.zeros_like(capture.weights[0, :, 0])
     for row, e in enumerate(capture.prompts):
@@ -144,17 +159,24 @@ def minority_shortcut(
 def recency_shortcut(
     model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
 ) -> Edit:
-    """The recency shortcut in some heads; later layers run on from there.
+    """Return an edit with the recency shortcut in some heads; later layers respond to it.
 
-    Queries and keys without the position's influence: in rotary models as if all tokens stood at
-    one place (LongRoPE and YaRN still lengthen what they turn). Learned positions: the position
-    embedding is taken out of the inputs of W_Q and W_K; the norm between is linear once its scale
-    is frozen at x, so they get `norm(x) - gamma * centre(position embedding) / s(x)`. What earlier
-    layers made of the position stays in x, in every architecture.
+    Queries and keys lack the position's influence. In rotary models they are computed as if all
+    tokens were at one position (LongRoPE and YaRN still lengthen the vectors that they rotate). For
+    learned positions, the position embedding is taken out of the inputs of W_Q and W_K. The norm
+    between is linear once its scale is frozen at x, so the inputs are `norm(x) - gamma *
+    centre(position embedding) / s(x)`. The influence of the position on the output of earlier
+    layers stays in x, in every architecture.
 
     Args:
-        seen: is given the weights that take the place of each head's own.
-        capture: of the prompts whose last position is edited, with "streams".
+        model: Any model.
+        heads: Heads of the mitigation.
+        seen: Mapping that is filled with the weights that replace each head's own (batch,
+            position).
+        capture: Values of the prompts whose last position is edited, with "streams".
+
+    Returns:
+        The edit of the last position.
     """
     part = None
     if model.architecture.positions == "learned":
@@ -184,8 +206,10 @@ def recency_shortcut(
 
 
 def _mitigations(pipeline: Pipeline) -> Recipe:
-    """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads
-    and random ones."""
+    """Measure answers under each mitigation, in heads by attribution and in random sets.
+
+    The prompts have one demonstration fewer, or one of two orders.
+    """
     design = pipeline.design
     check_one_can_go(design)
     sets = present(pipeline.head_sets, "located")

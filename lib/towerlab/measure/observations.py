@@ -1,10 +1,10 @@
-"""What every measurement is: an xarray.Dataset of one observation a prompt.
+"""Datasets of measurements, with one observation for each prompt.
 
     arrays = read_prompts("heads", model, encoded, {"weights"}, read)      # name -> (prompt, ...)
     data = observations("heads", encoded, arrays)
 
-A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
-of data/variables.csv, the prompt first. Its file: `pipeline.save`.
+A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are listed
+in data/variables.csv; here the prompt is the first. `pipeline.save` writes a dataset to its file.
 
     >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
     >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}
@@ -37,21 +37,25 @@ T = TypeVar("T")
 Tensors = dict[str, Tensor]
 """Name -> values (batch, ...)"""
 Arrays = Mapping[str, Any]
-"""Name -> values (prompt, ...); or with dimensions of its own, as xarray takes them"""
+"""Name -> values (prompt, ...), or values with dimensions, as xarray takes them"""
 
 
 def observations(
     measurement: str, encoded: Prompts, arrays: Arrays, **coordinates: Any
 ) -> xr.Dataset:
-    """A dataset over prompts, with their properties and those given as coordinates.
+    """Return a dataset over prompts, with their properties as coordinates.
 
     Layers and heads count from 0. All of ANSWERS have the dimensions of the measurement's logit
     difference.
 
     Args:
-        measurement: whose variables these are, in data/variables.csv.
-        arrays: name -> values.
-        coordinates: of other dimensions than layer, head and prompt.
+        measurement: Measurement of data/variables.csv that has these variables.
+        encoded: Prompts.
+        arrays: Name -> values.
+        **coordinates: Coordinates of dimensions other than layer, head and prompt.
+
+    Returns:
+        The dataset.
     """
     data = xr.Dataset(with_dims(measurement, arrays))
     of_prompts = about([e.prompt for e in encoded])
@@ -62,8 +66,14 @@ def observations(
 
 
 def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
-    """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
-    order.
+    """Return arrays with the dimensions of the variables of a measurement, in its order.
+
+    Args:
+        measurement: Measurement of data/variables.csv that has these variables.
+        arrays: Name -> values (prompt, ...), or values with dimensions, as xarray takes them.
+
+    Returns:
+        Name -> variable.
     """
     dims = {name: row.dims for name, row in variables().get(measurement, {}).items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
@@ -77,10 +87,17 @@ def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
 
 
 def in_memory(run: Callable[[int], T], size: int) -> T:
-    """Return run(size), with half the size as often as memory is short.
+    """Return run(size), with half the size each time that memory is short.
 
     Accelerate's `find_executable_batch_size` does the same, but collects garbage before each first
     try, which takes longer than a small batch.
+
+    Args:
+        run: Function of a size.
+        size: First size to try.
+
+    Returns:
+        Result of the first run for which there is enough memory.
 
     Raises:
         TwoTowersError: If memory is short at size 1.
@@ -107,9 +124,9 @@ def read_batches(
     max_tokens: int,
     run: Callable[[list[int], Prompts], Mapping[str, Tensor]],
 ) -> dict[str, np.ndarray]:
-    """Return what `run(index, batch)` returns for each batch, put together.
+    """Return the results of `run(index, batch)` for all batches, put together.
 
-    Where memory is short all prompts are run again in smaller batches.
+    If memory is short, all prompts are run again in smaller batches.
 
     Args:
         name: Name of the progress bar.
@@ -145,12 +162,21 @@ def read_prompts(
     read: Callable[[Capture], Mapping[str, Tensor]],
     max_tokens: int = 4096,
 ) -> dict[str, np.ndarray]:
-    """What `read` gives of each batch's capture, put together as in `read_batches`.
+    """Return the results of `read` for each batch's capture, put together.
+
+    If memory is short, a batch is run in smaller batches and read again. So `read` must not add
+    anything up, and its random draws must not depend on the order.
 
     Args:
-        record: what a capture holds beside the last position: see `capture`.
-        read: gives name -> (batch, ...). Where memory is short the batch is run in smaller ones and
-            read again, so it adds nothing up, and draws nothing at random whose order matters.
+        what: Name of the progress bar.
+        model: Any model.
+        encoded: Prompts.
+        record: Further parts that a capture contains: see `capture`.
+        read: Function of a capture. It returns name -> (batch, ...).
+        max_tokens: Maximum number of tokens of a batch.
+
+    Returns:
+        Name -> (prompt, ...).
     """
     return read_batches(
         what, encoded, max_tokens, lambda _, batch: read(capture(model, batch, record))
@@ -158,7 +184,15 @@ def read_prompts(
 
 
 def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head d_head"]:
-    """Return what heads feed to W_O at the last position."""
+    """Return the inputs of W_O at the last position, in the model's dtype.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+
+    Returns:
+        Inputs of W_O (prompt, layer, head, d_head).
+    """
 
     def read(capture: Capture) -> Tensors:
         return {"z": capture.attention_out_input.transpose(0, 1)}
@@ -172,19 +206,21 @@ def answers_of(
     top: Int[Tensor, "*versions batch"],
     log_prob: Float[Tensor, "*versions batch label"],
 ) -> Tensors:
-    """The model's answers to one batch, in any versions of it.
+    """Return the model's answers to versions of one batch, as variables.
 
     Args:
-        top: top tokens.
-        log_prob: of the true label and of the other, in nats.
+        batch: Prompts.
+        top: Top tokens (*versions, batch).
+        log_prob: Log-probabilities (nats) of the true label and the other label (*versions, batch,
+            label).
 
     Returns:
-        `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0
-            true label, 1 other label, 2 another token), each (batch, *versions).
+        Variables (batch, *versions): `log_prob_true` and `log_prob_other` (nats), their difference
+        `logit_difference` (nats), and `says`, the top token (0 true label, 1 other label, 2 another
+        token).
 
     Raises:
-        TwoTowersError: for numbers that are not finite: an average over them would pass for a
-            result.
+        TwoTowersError: If numbers are not finite. An average over them would look like a result.
     """
     if not log_prob.isfinite().all():
         raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
@@ -198,5 +234,12 @@ def answers_of(
 
 
 def answers_in(capture: Capture) -> Tensors:
-    """The answers of one batch's capture."""
+    """Return the answers of one batch's capture, as variables.
+
+    Args:
+        capture: Values of a batch.
+
+    Returns:
+        Variables (batch,): see `answers_of`.
+    """
     return answers_of(capture.prompts, *label_log_probs(capture.logits, capture.prompts))

@@ -1,7 +1,7 @@
-"""The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and
-attention in their values.
+"""The paper's protocol on its own sets: heads by mean increase, their ranks and attention.
 
-On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the book's own.
+Source: v1 sections 3 to 5. On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A),
+or the book's own.
 
     >>> random_partners([Head(0, 0), Head(0, 1)], n_layers=2, n_heads=2)[0].layer
     1
@@ -41,24 +41,38 @@ from towerlab.prompts.paper_sets import (
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 
 FEW_SENTENCES = 20
-"""Prompts of a set of sentences that are changed, at least"""
+"""Minimum number of prompts of a set of sentences that are changed"""
 
 
 def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
-    """The paper's in-context heads on one set: the largest mean increase over its prompts, whatever
-    its sign.
+    """Return the paper's in-context heads on one set, by mean increase over its prompts.
 
-    They are 20, as in the paper, or 5 of a model with fewer than 200 heads.
+    The increase may have either sign. There are 20 heads, as in the paper, or 5 in a model with
+    fewer than 200 heads.
+
+    Args:
+        paper: Measurement with `increase` (prompt, layer, head).
+        name: Set of prompts.
+
+    Returns:
+        Heads, best first.
     """
     mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
     return head_selection.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
-    """For each head a random one of its layer that is not among `heads` (v1 section 4.3).
+    """Return for each head a random head of its layer that is not in `heads` (v1 section 4.3).
 
-    Where none is left it is one of the nearest layer that has one, and None where the model has no
-    other head.
+    If no head is left there, the random head is of the nearest layer that has one.
+
+    Args:
+        heads: Heads.
+        n_layers: Number of layers of the model.
+        n_heads: Number of heads of a layer.
+
+    Returns:
+        One head for each of `heads`, or None if the model has no other head.
     """
     rng, out = np.random.default_rng([0, 45]), []
     free = [
@@ -73,24 +87,35 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
 
 
 def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
-    """Return all heads, the in-context heads on one set first."""
+    """Return all heads, the in-context heads on one set first.
+
+    Args:
+        paper: Measurement with `increase` (prompt, layer, head).
+        name: Set of prompts.
+
+    Returns:
+        All heads of the model.
+    """
     every = np.ndindex(paper.sizes["layer"], paper.sizes["head"])
     return list(dict.fromkeys([*in_context_heads(paper, name), *(Head(*at) for at in every)]))
 
 
 def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
-    """The increases of prompts, with the lists of heads that they give and what these heads read
-    off the labels.
+    """Return the increases of prompts with their lists of heads, and these heads' label reads.
 
     Args:
-        data: increases of these prompts, all sets together.
+        model: Any model.
+        encoded: Prompts, all sets together.
+        data: Increases of these prompts.
 
     Returns:
-        The data with `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the
-            heads with the largest mean increase on a set, and for each a random head
-            (`random_partners`). Of every head that either of them names `own_rank`, `attention`,
-            `reading` (prompt, named_head, place), as in `label_reads`. And the model's answers
-            (prompt,).
+        The data with the model's answers (prompt), and with these variables.
+
+        - `in_context_head`, `random_head` (word_set, rank). Names, such as "22-0", of the heads
+          with the largest mean increase on a set, and of a random head for each of them
+          (`random_partners`).
+        - `own_rank`, `attention`, `reading` (prompt, named_head, place). Values of `label_reads` of
+          every head in these lists.
     """
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
     first = [in_context_heads(data, name) for name in sets]
@@ -111,16 +136,18 @@ def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Datase
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
-    """Attention in changed prompts, less of it: every prompt's sums for some heads, means over
-    prompts for all.
+    """Return attention in changed prompts, for some heads in full and for all heads as means.
+
+    The sums of every prompt are kept for some heads; the means over prompts for all heads.
 
     Args:
-        data: of `conditions.attention_in`.
-        heads: names, such as "22-0".
+        data: Dataset of `conditions.attention_in`.
+        heads: Names of heads, such as "22-0".
 
     Returns:
-        `attention_true`, `attention_other` (change, prompt, named_head), `mean_attention_true`,
-            `mean_attention_other` (change, word_set, layer, head), and answers (change, prompt).
+        Dataset of `attention_true` and `attention_other` (change, prompt, named_head), of
+        `mean_attention_true` and `mean_attention_other` (change, word_set, layer, head), and of the
+        answers (change, prompt).
     """
     picked = list(map(Head.parse, heads))
     out = data.drop_dims("layer").assign_coords(named_head=list(heads))
@@ -133,8 +160,19 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
 
 
 def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
-    """The prompts of some of the paper's word sets, or of all sentence sets of the design's suite.
-    Raises NotTestable, with the reason, where the model cannot read them."""
+    """Return the prompts of some of the paper's word sets, or of all sentence sets.
+
+    Args:
+        design: Prompts of one setting, whose suite is "words" or one of sentences.
+        sets: Names of word sets, if the suite is "words".
+
+    Returns:
+        Prompts, set by set. A sentence set that the model cannot read is left out, with a message.
+
+    Raises:
+        NotTestable: If the model cannot read a word set, or can read no sentence set. The error has
+            the reason.
+    """
     n, settings = design.n_prompts, design.settings
     if settings.suite == "words":
         prompts = [p for name in sets for p in paper_prompts(name, n, seed=settings.seed)]
@@ -153,8 +191,19 @@ def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encode
 
 
 def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
-    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and all
-    heads, the in-context heads of its set first. Raises as `encoded_sets`."""
+    """Return the model, the paper's example, and all heads, the set's in-context heads first.
+
+    Of sentences, the example is the first prompt of the set in CASE_OF.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Model, prompt, and heads.
+
+    Raises:
+        NotTestable: If the model cannot read the prompt.
+    """
     prompt, settings, paper = CASE, pipeline.settings, pipeline.measured("paper")
     if settings.suite != "words":
         sets = paper["word_set"].values.tolist()
@@ -166,22 +215,26 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
 
 
 def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
-    """In the paper's template, or in the one for tokenizers that cannot say the labels in it."""
+    """Return prompts in the paper's template, or with the other separator.
+
+    The other separator is for tokenizers that cannot encode the labels after a space.
+    """
     why = None
     for separator in SEPARATORS.values():
         try:
             return design.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
             why = why or error
-    # Sentences are not ours to show.
+    # We may not show these sentences.
     reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 
 def _paper(pipeline: Pipeline) -> xr.Dataset:
-    """The paper's sets as they are: increases, the heads that are largest by them, ranks and
-    attention in these heads; in a quick look only the two sets whose lists of heads the paper
-    shows."""
+    """Measure increases on the paper's sets, and ranks and attention in the heads by increase.
+
+    A preview has only the two sets whose lists of heads the paper shows.
+    """
     design = pipeline.design
     encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
     data = pipeline.make("paper", Recipe(increases, encoded))
@@ -189,9 +242,12 @@ def _paper(pipeline: Pipeline) -> xr.Dataset:
 
 
 def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
-    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another
-    query: attention and answers. Of sentences, which are long, a quarter of the prompts, in the
-    orders and labels that counterbalance each other."""
+    """Measure attention and answers on the paper's sets with changed demonstrations or queries.
+
+    The changes are one demonstration fewer, other orders, exchanged labels, and another query.
+    Sentences are long. Of sentences there are a quarter of the prompts, only in the orders and
+    labels that counterbalance each other.
+    """
     heads = pipeline.measured("paper")["named_head"].values.tolist()
     design, names = pipeline.design, tuple(CHANGES)
     encoded = encoded_sets(design)

@@ -1,8 +1,8 @@
-"""The EMNLP version's twelve heads and its two remedies, as summarised, on the paper's own sets.
-Chapters 6 and 7.
+"""The EMNLP version's twelve heads and its two mitigations, on the paper's own sets.
 
-Half of the prompts have foo as the true label, the others are the same with the labels exchanged.
-The first prompts of each set choose heads, others judge them.
+Source: EMNLP, as summarised. Chapters 6 and 7. Half of the prompts have foo as the true label; the
+other half are the same prompts with the labels exchanged. The first prompts of each set select
+heads, and the others evaluate them.
 
     >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
     >>> heads, foo_heads, bar_heads = twelve(-lost, lost, lost)
@@ -37,9 +37,9 @@ from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
-"""Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on,
-that judge, under remedies. Where a set has few, which is so of large models, a half of them judge,
-and a third under remedies"""
+"""Maximum number of prompts of each set and true label: for selection, for single ablations, for
+evaluation, and under mitigations. If a set has few prompts, as for large models, a half of them are
+for evaluation, and a third under mitigations"""
 DRAWS = 5
 TWELVE = "the twelve"
 ASKED = ("as it is", "query of the other class")
@@ -48,22 +48,26 @@ REMEDIED: Changes = {
     "one false fewer": partial(one_fewer, kind=False),
     **ORDERS,
 }
-"""Name -> how a prompt of a set is changed"""
+"""Name -> function that changes a prompt of a set"""
 
 
 def twelve(
     foo: xr.DataArray, bar: xr.DataArray, lost: xr.DataArray
 ) -> tuple[list[Head], list[Head], list[Head]]:
-    """The twelve heads, foo-heads and bar-heads, each best first.
+    """Return the twelve heads, foo-heads and bar-heads, each best first.
 
-    The twelve are first by mean increase and first by what their ablation loses, taken in turn; an
-    eighth of the heads, where a model has fewer than 96. Foo-heads are the half that raises foo
-    more than bar, bar-heads the other (our reading).
+    The twelve are taken in turn from two rankings: by mean increase, and by the decrease when they
+    are ablated. A model with fewer than 96 heads has an eighth of its heads. Foo-heads are the half
+    that raises foo more than bar, bar-heads the other half (our reading).
 
     Args:
-        foo: Mean increase (layer, head) where the true label is foo, in nats.
-        bar: The same where it is bar.
-        lost: Nats lost without each head (layer, head), NaN where it was not tried.
+        foo: Mean increase (layer, head) if the true label is foo, in nats.
+        bar: Mean increase (layer, head) if the true label is bar, in nats.
+        lost: Decrease of the log-probability without each head (layer, head), in nats; NaN if the
+            head was not ablated.
+
+    Returns:
+        The twelve heads, the foo-heads, and the bar-heads.
     """
     n = min(12, max(2, lost.size // 16 * 2))
     by_increase = head_selection.top((foo + bar) / 2, n, least=-np.inf)
@@ -74,15 +78,24 @@ def twelve(
 
 
 def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
-    """What heads attend to and read at labels, with the prompt's own query and with one of the
-    other class.
+    """Compute the attention and reading of heads at labels, with two queries.
+
+    The queries are the prompt's own, and one of the other class.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+        heads: Heads to follow.
 
     Returns:
-        `attention` (change, prompt, named_head, place), as it is and with the other query;
-            `reading` (prompt, named_head, place), its own label's logit minus the other's (nats):
-            attention x reading is the logit minus of the label that stands there.
-            `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the other query,
-            nats.
+        Dataset with these variables.
+
+        - `attention` (change, prompt, named_head, place). Attention with the prompt's own query and
+          with the other query.
+        - `reading` (prompt, named_head, place). The place's own label's logit minus the other
+          label's (nats). Attention x reading is the "logit minus" of the label at the place.
+        - `flipped_log_prob_true`, `flipped_log_prob_other` (prompt). Answers to the other query
+          (nats).
     """
     changed = (model.encode([CHANGES[name](e.prompt) for e in encoded]) for name in ASKED)
     plain, flipped = (label_reads(model, prompts, heads, ranks=False) for prompts in changed)
@@ -97,8 +110,14 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
 
 
 def choosing_and_judging(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
-    """Prompts of the sets that the measurement "paper" has, foo true: those that choose heads, and
-    those that judge them."""
+    """Return the prompts that select heads, and the prompts that evaluate them, with foo true.
+
+    Args:
+        pipeline: Pipeline of the model. Its measurement "paper" names the sets.
+
+    Returns:
+        Selection prompts and evaluation prompts.
+    """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
     encoded = encoded_sets(pipeline.design, sets)
     n = min(CHOOSE, max(1, pipeline.design.n_prompts // 2))
@@ -107,8 +126,16 @@ def choosing_and_judging(pipeline: Pipeline) -> tuple[list[Encoded], list[Encode
 
 
 def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
-    """The first prompts of each set, `most` at most, and the same with the labels exchanged, so
-    that bar is true."""
+    """Return the first prompts of each set, and the same prompts with the labels exchanged.
+
+    Args:
+        design: Prompts of one setting.
+        encoded: Prompts with foo true.
+        most: Maximum number of prompts of each set.
+
+    Returns:
+        Prompts with foo true, then the same prompts with bar true.
+    """
     first = min(e.prompt.block for e in encoded)
     some = [e for e in encoded if e.prompt.block < first + most]
     return [*some, *design.encode([exchanged_labels(e.prompt) for e in some])]
@@ -117,12 +144,15 @@ def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]
 def mean_increases(
     pipeline: Pipeline, name: str, choosing: Prompts
 ) -> tuple[xr.DataArray, xr.DataArray]:
-    """Return mean increases (layer, head) with foo and with bar true, over prompts that choose.
+    """Return the mean increases with foo and with bar true, over selection prompts.
 
     Args:
-        pipeline: Any pipeline.
-        name: The measurement in which this is a stage.
-        choosing: Prompts with foo true, which the measurement "paper" has.
+        pipeline: Pipeline of the model.
+        name: Measurement in which this is a stage.
+        choosing: Selection prompts with foo true, which the measurement "paper" has.
+
+    Returns:
+        Mean increases (layer, head) with foo true and with bar true, in nats.
     """
     foo = pipeline.measured("paper")["increase"]
     chosen_on = foo["block"].isin([e.prompt.block for e in choosing]).values
@@ -132,8 +162,10 @@ def mean_increases(
 
 
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
-    """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they
-    attend to and read at labels."""
+    """Select and ablate the EMNLP version's twelve heads, foo-heads and bar-heads.
+
+    Their attention and reading at labels are also measured.
+    """
     if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
@@ -161,8 +193,10 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
 
 
 def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
-    """The two remedies in the twelve heads: answers and attention with one demonstration fewer and
-    in six orders, without and with."""
+    """Measure answers and attention without and with the two mitigations in the twelve heads.
+
+    The prompts have one demonstration fewer, or one of six orders.
+    """
     name, design = "paper_remedies", pipeline.design
     most = min(MITIGATE, design.n_prompts // 3 or 1)
     judges = with_exchanged(design, choosing_and_judging(pipeline)[1], most)

@@ -1,7 +1,7 @@
-"""The pipeline of measurements of one model: what each is made from, and its file.
+"""The pipeline of measurements of one model, with their inputs and their files.
 
 Answers on a grid of templates -> the template -> heads on selection blocks -> sets of heads ->
-everything else, on evaluation blocks. Files below `out` are a cache: a measurement with another
+everything else, on evaluation blocks. Files in `out` are a cache: a measurement with another
 identity is made again. torch is loaded when something is measured.
 
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=200))
@@ -45,24 +45,29 @@ if TYPE_CHECKING:
     from towerlab.model.model import Model
 
 SELECTION, EVALUATION = 1, 2
-"""Seeds of the blocks that choose templates and heads, and of the blocks that judge"""
+"""Seeds of the selection blocks and of the evaluation blocks"""
 PASSES = 64
-"""Plain passes of a prompt that a part of a measurement costs, about"""
+"""Cost of a part of a measurement, in plain passes of a prompt (about)"""
 BLOCK = 4
-"""Prompts of a block"""
+"""Number of prompts of a block"""
 AGAIN = "again"
-"""Attribute of a file without variables: something could not be had, and the next run asks again"""
+"""Attribute of a file without variables: an input was missing, and the next run tries again"""
 QUICK_PROMPTS = 20
-"""Prompts of each of the paper's sets for a first look at a model of one's own"""
+"""Number of prompts of each of the paper's sets for a preview of your own model"""
 SMALL = {"zlib": True, "complevel": 6}
 ROUNDED = {"significant_digits": 9, "quantize_mode": "BitRound"}
 """Nine bits of a float's mantissa are one part in 1,024"""
 OPTIONAL = {"query", "text"}
-"""Coordinates that are left out if the texts are not ours to pass on"""
+"""Coordinates that are left out if we may not pass on the texts"""
 
 
 def write(data: xr.Dataset, path: Path) -> None:
-    """Write a dataset: floats as float32, rounded to nine bits if they have three dimensions."""
+    """Write a dataset: floats as float32, rounded to nine bits if they have three dimensions.
+
+    Args:
+        data: Dataset.
+        path: File, which is replaced when it is complete.
+    """
 
     def encoding(array: xr.Variable) -> dict[str, Any]:
         # Texts are stored as characters, which compress; strings of varying length do not.
@@ -82,9 +87,9 @@ def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any])
 
     Args:
         name: Measurement.
-        data: Its variables and any others, which are left out.
+        data: Dataset of its variables. Other variables are left out.
         path: File.
-        attributes: How the measurement was made.
+        attributes: Origin of the measurement.
 
     Raises:
         TwoTowersError: If the file cannot be written.
@@ -95,41 +100,51 @@ def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any])
 
 
 def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
-    """Return the function that makes a measurement. Its docstring says what is measured."""
+    """Return the function that makes a measurement; its docstring describes the measurement.
+
+    Args:
+        name: Measurement.
+
+    Returns:
+        Function of a pipeline.
+    """
     module = importlib.import_module(f"towerlab.measure.{catalogue.row_of(name).module}")
     return getattr(module, f"_{name}")
 
 
 @dataclass(frozen=True)
 class Design:
-    """The prompts of one setting: class pairs, label pairs, template and blocks. No files."""
+    """The prompts of one setting: class pairs, label pairs, template and blocks.
+
+    A design reads and writes no measurement files.
+    """
 
     settings: Settings
     tokenizer: Any
     context: int
-    """tokens that the model can read"""
+    """Maximum number of tokens of a prompt"""
     answers: Callable[[], xr.Dataset]
-    """gives the answers in every template that the settings leave open, from which one is chosen"""
+    """Function that returns the answers in every template that the settings leave open"""
 
     @cached_property
     def class_pairs(self) -> tuple[str, ...]:
-        """The class pairs of the suite."""
+        """Class pairs of the suite."""
         return sentences.class_pairs(self.settings.suite)
 
     @cached_property
     def texts(self) -> Mapping[str, list[str]]:
-        """The texts of each class of the suite."""
+        """Texts of each class of the suite."""
         return sentences.class_texts(self.settings.suite)
 
     @property
     def label_pairs(self) -> tuple[str, ...]:
-        """The label pairs in use: those of the settings, or all that the tokenizer can say."""
+        """Label pairs of the settings, or all default pairs that the tokenizer can encode."""
         default = (pair for pair in self._default_pairs if pair not in self.unsayable)
         return tuple(self.settings.labels or default)
 
     @property
     def _default_pairs(self) -> tuple[str, ...]:
-        """A shipped model has the label pairs that it was trained on."""
+        """Default label pairs; a shipped model has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
             return label_pairs(("nonsense",))
         words = self.settings.suite == "words"
@@ -137,9 +152,12 @@ class Design:
 
     @cached_property
     def unsayable(self) -> Mapping[str, str]:
-        """The label pairs that are left out, with the tokenizer's reason.
+        """Default label pairs that the tokenizer cannot encode, each with the reason.
 
-        Raises TwoTowersError if it can say none. Pairs of the settings are not tried here.
+        Label pairs of the settings are not tried.
+
+        Raises:
+            TwoTowersError: If the tokenizer can encode no label pair.
         """
         out: dict[str, str] = {}
         n, model = len(self.class_pairs), slug(self.settings.model)
@@ -162,70 +180,119 @@ class Design:
 
     @cached_property
     def template(self) -> Form:
-        """The template of the settings, or the best-learned one of the grid."""
+        """Template of the settings, or the best-learned template of the grid."""
         k, separator = self.settings.k, self.settings.separator
         return Form(k, separator) if k and separator else head_selection.form(self.answers())
 
     def blocks(self, n: int, seed: int, template: Form | None = None, **of: Any) -> list[Prompt]:
-        """Return n blocks of all class pairs, label pairs and texts, or of those in `of`."""
+        """Return blocks of prompts, of all class pairs, label pairs and texts by default.
+
+        Args:
+            n: Number of blocks.
+            seed: Seed, SELECTION or EVALUATION.
+            template: Template, or None for the template of the design.
+            **of: Arguments `pairs`, `labels` and `texts` of `draw_blocks`.
+
+        Returns:
+            Prompts, four for each block.
+        """
         of = {"pairs": self.class_pairs, "texts": self.texts} | of
         if "labels" not in of:
             of["labels"] = self.label_pairs
         return draw_blocks(n, template or self.template, seed=[self.settings.seed, seed], **of)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        """Return prompts as tokens of the model.
+
+        Args:
+            prompts: Prompts of any length.
+
+        Returns:
+            Encoded prompts, in their order: see `prompt.encode_all`.
+        """
         return encode_all(prompts, self.tokenizer, self.context)
 
     def selection(self, template: Form | None = None) -> list[Encoded]:
-        """Return the prompts that choose the template and the heads; they judge nothing."""
+        """Return the prompts of the selection blocks.
+
+        They select the template and the heads, and are not used for evaluation.
+
+        Args:
+            template: Template, or None for the template of the design.
+
+        Returns:
+            Encoded prompts.
+        """
         return self.encode(self.blocks(self.settings.locate, SELECTION, template))
 
     def evaluation(self, share: float = 1.0) -> list[Encoded]:
-        """Return the prompts of the first `share` of the blocks that judge."""
+        """Return the prompts of the first evaluation blocks.
+
+        Args:
+            share: Number of blocks, as a multiple of the settings' `blocks`.
+
+        Returns:
+            Encoded prompts.
+        """
         return self.encode(self.blocks(max(1, round(share * self.settings.blocks)), EVALUATION))
 
     def intervention(self) -> list[Encoded]:
-        """Return the prompts of the blocks on which interventions are judged."""
+        """Return the prompts of the evaluation blocks for interventions.
+
+        Returns:
+            Encoded prompts of `n_intervention` blocks.
+        """
         return self.encode(self.blocks(self.n_intervention, EVALUATION))
 
     @property
     def n_intervention(self) -> int:
-        """Two blocks of every class pair, or a quarter of all blocks if that is more, which run a
-        prompt many times."""
+        """Number of evaluation blocks for interventions, which run a prompt many times.
+
+        It is two blocks of every class pair, or a quarter of all blocks if that is more, and at
+        most all blocks.
+        """
         n_blocks = self.settings.blocks
         return min(n_blocks, max(2 * len(self.class_pairs), round(n_blocks / 4)))
 
     @property
     def intervention_pairs(self) -> Sequence[str]:
-        """The class pairs of these blocks."""
+        """Class pairs of the evaluation blocks for interventions."""
         return self.class_pairs[: self.n_intervention]
 
     def repeatable(self, pairs: Sequence[str]) -> Sequence[str]:
-        """Return as many class pairs as these blocks ask twice, at least one: a text of the other
-        class comes from another block of the same pair."""
+        """Return the first class pairs, so that each can have two intervention blocks.
+
+        A text of the other class comes from another block of the same pair.
+
+        Args:
+            pairs: Class pairs.
+
+        Returns:
+            Half as many class pairs as there are intervention blocks, at least one.
+        """
         return pairs[: max(1, self.n_intervention // 2)]
 
     @property
     def n_prompts(self) -> int:
-        """The number of prompts of each of the paper's own sets."""
+        """Number of prompts of each of the paper's own sets."""
         default = 200 if self.settings.model in shipped_models() else QUICK_PROMPTS
         return self.settings.prompts or default
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The measurements of one model under one setting, opened or made."""
+    """The measurements of one model under one setting, opened from files or made."""
 
     settings: Settings
     command: str = ""
-    """command line, for the attributes of files"""
+    """Command line, for the attributes of files"""
 
     @cached_property
     def name(self) -> str:
-        """The model's name among measurements.
+        """Name of the model among measurements.
 
-        A folder has digits of its fingerprint in its name, since folders may share a name. A copy
-        of a shipped or precomputed model has the name of that model.
+        The name of a folder contains digits of its fingerprint, because folders may share a name. A
+        copy of a shipped or precomputed model has the name of that model.
         """
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
@@ -237,6 +304,7 @@ class Pipeline:
 
     @cached_property
     def fingerprint(self) -> str:
+        """Fingerprint of the model: see `loading.fingerprint`."""
         return loading.fingerprint(self.settings.model)
 
     @cached_property
@@ -250,26 +318,47 @@ class Pipeline:
 
     @cached_property
     def design(self) -> Design:
+        """The prompts of the setting."""
         return Design(
             self.settings, self.model.tokenizer, self.model.context, lambda: self.measured("forms")
         )
 
     @cached_property
     def head_sets(self) -> Mapping[str, list[Head]]:
-        """The sets of heads that the rules of `head_selection` name, from the selection blocks."""
+        """Sets of heads by the rules of `head_selection`, from the selection blocks."""
         return head_selection.head_sets(self.measured("locating"), self.settings.top_k)
 
     def path(self, name: str) -> Path:
+        """Return the file of a measurement.
+
+        Args:
+            name: Measurement.
+
+        Returns:
+            Path, whether or not the file exists.
+        """
         return files.folder(self.settings, self.name, name) / f"{name}.nc"
 
     def identity(self, name: str) -> str:
+        """Return the identity of a measurement: see `files.identity`.
+
+        Args:
+            name: Measurement.
+
+        Returns:
+            Text of all inputs that decide its numbers.
+        """
         return files.identity(name, self.settings, self.fingerprint)
 
     def measured(self, name: str) -> xr.Dataset:
         """Return a measurement from its file if that has the current identity, or measure it.
 
-        If it has no meaning for the model, it has no variables, and its attribute NOT_TESTABLE says
-        why.
+        Args:
+            name: Measurement.
+
+        Returns:
+            The measurement. If it has no meaning for the model, it has no variables, and its
+            attribute NOT_TESTABLE contains the reason.
         """
         path = self.path(name)
         with suppress(files.OtherForm):  # other code wrote it
@@ -282,7 +371,7 @@ class Pipeline:
         start = time.monotonic()
         data = missing[0] if missing else self.made(name)
         seconds = time.monotonic() - start
-        if self.settings.suite == "published":  # the sentences are not ours to pass on
+        if self.settings.suite == "published":  # we may not pass on the sentences
             data = data.drop_vars(OPTIONAL, errors="ignore")
         save(name, data, path, self._attributes(name, seconds))
         for file in path.parent.glob(f".{name}.*.part"):
@@ -293,7 +382,14 @@ class Pipeline:
         return files.load(path)
 
     def made(self, name: str) -> xr.Dataset:
-        """Return a measurement, made anew; one without variables if it has no meaning."""
+        """Make a measurement again, without its file.
+
+        Args:
+            name: Measurement.
+
+        Returns:
+            The measurement, without variables if it has no meaning for the model.
+        """
         try:
             result = recipe_of(name)(self)
             return self.make(name, result) if isinstance(result, Recipe) else result
@@ -304,8 +400,15 @@ class Pipeline:
     def make(self, name: str, recipe: Recipe) -> xr.Dataset:
         """Return the result of a recipe, or of one of its stages.
 
-        It is made part by part. A finished part is kept until the measurement is saved, so an
-        interrupted measurement goes on after its last part, with equal numbers.
+        The result is made part by part. A finished part is kept until the measurement is saved, so
+        an interrupted measurement continues after its last part, with equal numbers.
+
+        Args:
+            name: Measurement.
+            recipe: Recipe of the measurement or of a stage.
+
+        Returns:
+            Dataset of all parts, with the coordinates `matched_set` and `control` if it has sets.
         """
         identity, size, n = self.identity(name), self.part_size(name), len(recipe.items)
         stage, parts = recipe.stage or recipe.measure.__name__, []
@@ -328,12 +431,20 @@ class Pipeline:
         return recipe.with_matched_sets(joined(parts))
 
     def part_size(self, name: str) -> int:
-        """Return the number of prompts of a part: whole blocks, of about PASSES passes."""
+        """Return the number of prompts of a part: whole blocks, of about PASSES passes.
+
+        Args:
+            name: Measurement.
+
+        Returns:
+            Number of prompts.
+        """
         row = catalogue.row_of(name)
         passes = row.passes if self.settings.suite == "words" else row.sentences or row.passes
         return BLOCK * max(1, round(PASSES / passes / BLOCK))
 
     def _attributes(self, name: str, seconds: float) -> dict[str, str | int | float]:
+        """Return the attributes of the file of a measurement."""
         model, of_paper = self.model, catalogue.row_of(name).on == "prompts"
         return {
             "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,

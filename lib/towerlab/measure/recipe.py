@@ -1,13 +1,13 @@
-"""Recipes: how a measurement is made, as data.
+"""Recipes of measurements, as data.
 
-A recipe names a function, its prompts, the sets of heads, and the random sets that are matched to
-them.
+A recipe contains a function, its prompts, the sets of heads, and the random sets that are matched
+to them.
 
     >>> own = {"own": [(0, 1)]}
     >>> Recipe(print, [], (), own, {"own": [[(0, 0)], [(1, 1)]]}).all_sets
     {'own': [(0, 1)], 'own, random 0': [(0, 0)], 'own, random 1': [(1, 1)]}
 
-A measurement of several stages calls `pipeline.make(NAME, Recipe(...))` for each.
+A measurement of several stages calls `pipeline.make(NAME, Recipe(...))` for each stage.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from typing import Any
 import xarray as xr
 
 RANDOM = ", random "
-"""Between the name of a set and the number of a random one that is matched to it"""
+"""Text between the name of a set and the number of a random set that is matched to it"""
 Sets = Mapping[str, Any]
-"""Name -> heads, or what else `measure` tells apart along the dimension `head_set`"""
+"""Name -> heads, or other items along the dimension `head_set`"""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`measure(model, items, *arguments)`, or `measure(model, items, sets, *arguments)`."""
+    """A call of `measure`, with its prompts, its sets of heads and its random sets.
+
+    The call is `measure(model, items, *arguments)`, or `measure(model, items, sets, *arguments)`.
+    """
 
     measure: Callable[..., xr.Dataset]
     items: Sequence[Any]
-    """prompts in whole blocks; the numbers of a block depend on no other block"""
+    """Prompts in whole blocks; the numbers of a block do not depend on any other block"""
     arguments: tuple = ()
     sets: Sets = field(default_factory=dict)
     control: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """set -> random sets matched to it, as many for each"""
+    """Set -> random sets matched to it, of equal number for each"""
     drawn: str = "random sets"
-    """what is random in the control"""
+    """Name of the random items of the control"""
     stage: str = ""
-    """name of this stage among those of a measurement; by default that of `measure`"""
+    """Name of this stage of a measurement; by default the name of `measure`"""
 
     @property
     def all_sets(self) -> Sets:
-        """The named sets, then the random ones."""
+        """Named sets, followed by the random sets."""
         random = {
             f"{name}{RANDOM}{i}": one
             for name, draws in self.control.items()
@@ -51,7 +54,14 @@ class Recipe:
         return {**self.sets, **random}
 
     def with_matched_sets(self, data: xr.Dataset) -> xr.Dataset:
-        """Return a dataset with the coordinates `matched_set` and `control`."""
+        """Return a dataset with the coordinates `matched_set` and `control`.
+
+        Args:
+            data: Result of the recipe, with a dimension `head_set` if the recipe has sets.
+
+        Returns:
+            The dataset, unchanged if the recipe has no sets.
+        """
         if not self.sets:
             return data
         matched = [name.rpartition(RANDOM)[0] for name in data["head_set"].values]
@@ -60,7 +70,15 @@ class Recipe:
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:
-    """Return several datasets as one, such as those of several sets of prompts."""
+    """Return several datasets as one, such as the datasets of several sets of prompts.
+
+    Args:
+        parts: Datasets.
+        along: Dimension along which they are joined.
+
+    Returns:
+        One dataset.
+    """
     return xr.concat(
         parts, along, data_vars="minimal", coords="minimal", compat="override", join="override"
     )

@@ -1,5 +1,4 @@
-"""Sets of heads that recipes share: those that a rule names, random ones matched to them, and those
-that other prompts choose."""
+"""Sets of heads that recipes share: sets by a rule, random sets, and cross-fitted sets."""
 
 from __future__ import annotations
 
@@ -16,19 +15,25 @@ from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.prompt import Encoded, Prompts
 
 DRAWS, AT_LAST = 20, 100
-"""Random sets beside one that runs at all positions, and beside one that runs at the last position
-only, which costs less. A file says how many it holds. Sets are drawn one after the other,
-so one with fewer is shorter and not stale: each row of evidence prints how many it rests on."""
+"""Number of random sets for a set that is changed at all positions, and for a set that is changed
+at the last position only, which costs less. A file contains its own number of random sets. Sets are
+drawn one after the other, so a file with fewer sets is shorter and not stale: each row of evidence
+prints its number of sets."""
 BY_ATTENTION = "by attention"
 
 
 def random_sets(
     pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], draws: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
-    """Set -> random sets matched to it, none of whose heads stands in the set in question.
+    """Return random sets matched to each set, without any head of that set.
 
     Args:
-        draws: how many; in a quick look at most DRAWS.
+        pipeline: Pipeline of the model.
+        sets: Name -> heads.
+        draws: Number of random sets of each set; in a preview at most DRAWS.
+
+    Returns:
+        Name -> random sets.
     """
     model, draws = pipeline.model, min(draws, DRAWS) if pipeline.settings.blocks < QUICK else draws
     group = model.n_heads // model.n_key_value_heads
@@ -41,8 +46,19 @@ def random_sets(
 def other_halves(
     pipeline: Pipeline, name: str, encoded: Prompts
 ) -> list[tuple[list[Encoded], list[Head]]]:
-    """Return the prompts of each split, and the heads that other class pairs and label pairs choose
-    for them; nothing if the selection prompts of a split name no heads."""
+    """Return the prompts of each split, with heads selected on the other half of the prompts.
+
+    The heads of a split are selected with other class pairs and other label pairs.
+
+    Args:
+        pipeline: Pipeline of the model.
+        name: Rule of the set of heads, such as "by attention".
+        encoded: Prompts to split.
+
+    Returns:
+        Prompts and heads of each split, or nothing if the selection prompts of a split give no
+        heads.
+    """
     locating = of_labels(pipeline.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
@@ -53,7 +69,17 @@ def other_halves(
 
 
 def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
-    """The paper's set, of so many heads: for recipes that need the measurement "norms", too."""
+    """Return the paper's set, the heads with the largest increase.
+
+    The recipe that calls this function also needs the measurement "norms".
+
+    Args:
+        pipeline: Pipeline of the model.
+        k: Number of heads.
+
+    Returns:
+        Heads, best first.
+    """
     located = head_selection.with_increase(
         pipeline.measured("locating"), pipeline.measured("norms")
     )
@@ -61,8 +87,18 @@ def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
 
 
 def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]]:
-    """Those of some sets, or of all, in which the rule names heads. Raises NotTestable where it
-    names none at all."""
+    """Return the sets that have heads.
+
+    Args:
+        sets: Name -> heads.
+        *names: Names of the sets to return; all sets if there are none.
+
+    Returns:
+        Name -> heads, without empty sets.
+
+    Raises:
+        NotTestable: If all the sets are empty.
+    """
     not_empty = {name: sets[name] for name in names or sets if sets[name]}
     if not not_empty:
         raise NotTestable(

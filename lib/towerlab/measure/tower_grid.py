@@ -1,8 +1,7 @@
-"""Both towers moved at once along the directions between two classes, over a grid of coefficients.
-Chapter 11.
+"""Answers with both towers moved along class directions, over a grid of coefficients.
 
-The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads:
-they change what a head attends to, and nothing that it reads or writes there.
+Chapter 11. The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024)
+within heads: they change a head's attention, and nothing that it reads or writes at a position.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
@@ -51,32 +50,38 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
 
 BLOCKS = 8
-"""of each class pair, from which its direction comes: from fewer it would be that of single
-words"""
+"""Number of blocks of each class pair, from which its direction comes; with fewer blocks it would
+be a direction of single words"""
 COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
-"""On which random sets and random directions are tried: each costs nine runs of the last
+"""Number of prompts for random sets and random directions: each costs nine runs of the last
 position"""
 OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
 def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
-    """Mean of the pair's first class minus that of its second, of every head: one direction a class
-    pair.
+    """Compute one direction for each class pair, in the queries and keys of every head.
 
-    Memory: queries and keys of all these prompts.
+    A direction is the mean of the pair's first class minus the mean of its second class. Memory:
+    queries and keys of all these prompts.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
 
     Returns:
-        `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a
-            key: nats). `keys` (pair, layer, kv_head, d_head): of label positions by the class of
-            their text, before rotation. Both after a norm of queries and keys where the model has
-            one.
+        Dataset of `query` (pair, layer, head, d_head), the direction of the last position's query,
+        before rotation and scaled (its product with a key is in nats), and of `keys` (pair, layer,
+        kv_head, d_head), the direction of keys at label positions by the class of their text,
+        before rotation. Both are after a norm of queries and keys if the model has one.
     """
 
     def read(capture: Capture) -> Tensors:
-        """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
-        d_head)."""
+        """Return queries (prompt, layer, head, d_head) and label keys.
+
+        The dimensions of label keys are (prompt, place, layer, kv_head, d_head).
+        """
         layers = [query_and_keys(model, capture, layer) for layer in range(model.n_layers)]
         last, labels = zip(*layers, strict=True)
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
@@ -103,7 +108,15 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
-    """Directions drawn evenly from the sphere, each as long as the one that it stands for."""
+    """Return directions drawn evenly from the sphere, with the lengths of the given directions.
+
+    Args:
+        directions: Directions of `class_directions`.
+        seed: Seed of the draw.
+
+    Returns:
+        Random directions of the same dimensions.
+    """
     rng = np.random.default_rng(seed)
 
     def random(x: xr.DataArray) -> xr.DataArray:
@@ -120,18 +133,27 @@ def steering(
     directions: xr.Dataset,
     coefficients: Sequence[float],
 ) -> list[Edit]:
-    """Return edits that move the query of the last position, and the keys at labels, of some heads:
-    one for each pair of coefficients, that of the query first.
+    """Return edits that move the last query and the label keys of some heads.
 
-    With u the mean query of the pair's first class minus that of the second, and v the same of
-    keys, u is added to the query, so a positive coefficient is towards the first class. v is added
-    at label positions of the first class, and taken away at those of the second: added at all alike
-    it could not move attention between labels. The distance between the classes' keys becomes 1 + 2
-    coefficient of what it was: -1 exchanges them, -1/2 leaves none. So a positive coefficient is
-    towards the query's class, whichever that is.
+    There is one edit for each pair of coefficients, the query's coefficient first.
+
+    Let u be the mean query of the pair's first class minus that of the second, and v the same
+    difference of keys. u is added to the query, so a positive coefficient is towards the first
+    class. v is added at label positions of the first class, and subtracted at label positions of
+    the second: added at all label positions it could not move attention between labels. The
+    distance between the classes' keys becomes 1 + 2 coefficient times the original distance: -1
+    exchanges the classes' keys, -1/2 leaves no distance. So a positive coefficient of keys is
+    towards the query's class, for either class.
 
     Args:
-        directions: of `class_directions`.
+        model: Any model.
+        batch: Prompts of one token length.
+        heads: Heads to move.
+        directions: Directions of `class_directions`.
+        coefficients: Coefficients of the query and of the keys.
+
+    Returns:
+        Edits of the last position, one for each pair of coefficients.
     """
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
@@ -164,25 +186,28 @@ def steering(
 def tower_grid(
     model: Model, encoded: Prompts, moved: Moved, coefficients: Sequence[float]
 ) -> xr.Dataset:
-    """Answers with the query and the keys of some heads moved.
+    """Compute answers with the query and the keys of some heads moved.
 
-    The last position's query is moved by a coefficient times the class direction of queries, and
-    the keys at label positions by another times that of keys, as the last position of these heads
-    sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second,
-    the difference between the scores of the two classes goes as (c + query coefficient) (1 + 2 key
-    coefficient) where they are two vectors' product. That is algebra of a head's score; whether the
-    answer follows it can fail.
+    The last position's query is moved by a coefficient times the class direction of queries. The
+    keys at label positions are moved by another coefficient times the class direction of keys, as
+    the last position of these heads reads them. Let c be 1/2 for a query of the pair's first class,
+    and -1/2 for a query of the second. Then the difference between the scores of the two classes is
+    proportional to (c + query coefficient) (1 + 2 key coefficient) if the scores are a product of
+    two vectors. That is the algebra of a head's score; the answer may or may not follow it.
 
-    Cost: a run of each prompt, and one of the last position alone for each name and pair of
+    Cost: a run of each prompt, and one run of the last position for each name and pair of
     coefficients.
 
     Args:
-        moved: name -> heads, and the directions that they are moved along (`class_directions` of
+        model: Any model.
+        encoded: Prompts.
+        moved: Name -> heads, and the directions that they are moved along (`class_directions` of
             other prompts).
-        coefficients: of the query's direction and of the keys', every pair of them.
+        coefficients: Coefficients of the query's direction and of the keys' direction; every pair
+            of them is used.
 
     Returns:
-        Answers over (head_set, query_coefficient, key_coefficient, prompt).
+        Dataset of answers over (head_set, query_coefficient, key_coefficient, prompt).
     """
     shape = len(moved), len(coefficients), len(coefficients)
 
@@ -197,27 +222,46 @@ def tower_grid(
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
-    """The k heads with the largest mean attention difference of those that raise, on average, the
-    label that they read.
+    """Return the heads with the largest mean attention difference, without negative heads.
+
+    A negative head lowers, on average, the label that it reads.
+
+    Args:
+        locating: Measurement "locating" of the model.
+        k: Number of heads.
+
+    Returns:
+        Heads, best first.
     """
     means = head_selection.rankings(locating)
     return head_selection.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
 def directions_of(pipeline: Pipeline) -> xr.Dataset:
-    """One direction a class pair, from prompts that judge nothing."""
+    """Return one direction for each class pair, from prompts of the selection blocks.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Directions of `class_directions`.
+    """
     return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
 
 
 def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encoded], Moved]]:
-    """Heads by attention, moved along directions from prompts with other labels.
+    """Return heads by attention, to be moved along directions from prompts with other labels.
 
-    Prompts with labels of one half of the label pairs move along directions from the other half,
-    each from as many blocks as one of `directions_of`, on average.
+    Prompts with labels of one half of the label pairs move along directions from the other half.
+    Each of these comes, on average, from as many blocks as a direction of `directions_of`.
+
+    Args:
+        pipeline: Pipeline of the model.
+        encoded: Prompts to move.
 
     Returns:
-        The prompts of each half, and what is moved; nothing where there are no such heads, or where
-            a half lacks one of the classes.
+        The prompts of each half, and their heads and directions. The list is empty if there are no
+        such heads, or if a half lacks one of the classes.
     """
     first = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
     directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
@@ -234,16 +278,17 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
 
 
 def _directing(design: Design, blocks: int) -> list[Encoded]:
-    """Prompts that directions come from: so many blocks of every class pair that is moved."""
+    """Return the prompts that directions come from: `blocks` blocks of each moved class pair."""
     pairs = design.intervention_pairs
     return design.encode(design.blocks(blocks * len(pairs), SELECTION, pairs=pairs))
 
 
 def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
-    """The whole grid, in the heads by attention and other sets.
+    """Measure answers with queries and keys moved over a whole grid, in several sets of heads.
 
-    These are heads that other class pairs and label pairs choose, those without negative heads,
-    those by increase, and those by attention along directions from prompts with other labels.
+    The sets are the heads by attention, heads selected with other class pairs and label pairs,
+    heads without negative heads, heads by increase, and heads by attention along directions from
+    prompts with other labels.
     """
     k, directions = pipeline.settings.top_k, directions_of(pipeline)
     encoded = pipeline.design.intervention()
@@ -252,7 +297,8 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
         "by increase": by_increase(pipeline, k),
         "without negative heads": without_negative(pipeline.measured("locating"), k),
     }
-    # Each prompt is measured once in each of these: in the last two with what other prompts choose.
+    # Each prompt is measured once in each list; in the last two, other prompts select the heads or
+    # the directions.
     measured_in = (
         [(encoded, along(directions, present(sets)))],
         [
@@ -273,13 +319,20 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
 
 
 def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
-    """Every set is moved along the same directions."""
+    """Return sets of heads that are all moved along the same directions.
+
+    Args:
+        directions: Directions of `class_directions`.
+        sets: Name -> heads.
+
+    Returns:
+        Name -> heads and directions.
+    """
     return {name: (heads, directions) for name, heads in sets.items()}
 
 
 def _tower_grid_random(pipeline: Pipeline) -> Recipe:
-    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random
-    directions.
+    """Measure a small grid on few prompts, in the heads by attention and in random controls.
 
     The control has twenty random sets of heads along the class directions, then the heads by
     attention along twenty random directions.

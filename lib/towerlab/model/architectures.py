@@ -32,23 +32,24 @@ class Architecture:
     ffn_out: str
     ffn_block: str
     ffn_norm: str  # "" where the FFN reads the residual stream as it is (OLMo 2)
-    # fc1; of a gated FFN the gate's map and the one that it multiplies, or one map with both
+    # fc1; of a gated FFN the gate's map and the map that it multiplies, or one map with both
     ffn_in: tuple[str, ...]
     ffn_activation: str  # of fc1, or of the gate alone
     final_norm: str
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
     positions: str  # "learned" (added to the embeddings) or "rotary" (turns query and key)
-    # one map each, "fused" (rows: all of Q, then K, then V), "by head" (Q, K, V of head 0, ...)
+    # "separate" (one map each), "fused" (rows: all of Q, then K, then V), "by head" (Q, K, V of
+    # head 0, ...)
     qkv: str = "separate"
-    # of the attention module; one where they are together
+    # paths in the attention module; one path if the maps are together
     qkv_maps: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     # module that gives cos and sin; "" where each attention module holds its own (GPT-J)
     rotary: str = ""
     # that module has angles for each kind of layer in config.layer_types (Gemma 3)
     rotary_by_kind: bool = False
-    # field of the config: does layer l rotate? "" where all do (SmolLM3 leaves some out)
+    # field of the config: whether layer l rotates; "" if all layers do (SmolLM3 leaves some out)
     rotating_layers: str = ""
-    # rotary turns (0, 1), (2, 3), ...; otherwise the first half with the second
+    # whether rotary rotates (0, 1), (2, 3), ...; otherwise the first half with the second
     rotates_neighbours: bool = False
     # norms of query and key before rotation: of each head by itself (Qwen 3), or of all heads of a
     # layer together (OLMo 2); the width of the norm's weight says which
@@ -60,9 +61,9 @@ class Architecture:
     # fields of the config: length of the window, kind of each layer; and the kind that has it
     # (without kinds all have)
     window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
-    # the FFN reads the layer's input, not what its attention added; or the field saying so
+    # whether the FFN reads the layer's input, without the attention output; or the config's field
     parallel: bool | str = False
-    # not on transformers' AttentionInterface: the method that gets query, key, value, mask
+    # without transformers' AttentionInterface: the method that gets query, key, value, mask
     attention_method: str = ""
     # fields of the config with their only supported value, or its field
     requires: tuple[tuple[str, Any], ...] = ()
@@ -152,7 +153,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": _LLAMA,
     "seed_oss": _LLAMA,
     "helium": replace(_LLAMA, rotates_neighbours=True),
-    # 1 where a layer does rotate, whatever the name says
+    # The value is 1 if a layer does rotate, in spite of the name.
     "smollm3": replace(_LLAMA, rotating_layers="no_rope_layers"),
     "phi3": replace(
         _LLAMA, qkv="fused", qkv_maps=("qkv_proj",), ffn_in=("mlp.gate_up_proj",),

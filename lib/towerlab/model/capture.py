@@ -95,7 +95,7 @@ class Site(NamedTuple):
 
     part: str  # "" is the block
     side: str
-    record: str = ""  # what asks for it; "" is always read
+    record: str = ""  # item of `record` that asks for it; "" is always read
     all_positions: bool = False
 
 
@@ -153,8 +153,7 @@ def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Cap
             stack.enter_context(reading_attention(model, range(model.n_layers), attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
         own_logits = model.logits(encoded).to(model.device)
-    # Layers may live on several devices (device_map); what is analysed together is brought
-    # together.
+    # Layers may be on several devices (device_map); the analysis needs all values on one device.
     parts = {
         name: torch.stack([part.to(model.device) for part in layers])
         for name, layers in entries.items()
