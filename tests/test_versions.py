@@ -120,7 +120,7 @@ def change(path, old, new):
 
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
     reads, before = lib / "towerlab/measure/label_reads.py", sources(lib)
-    change(reads, '"""What some heads read', '"""What\n\nthey read')
+    change(reads, '"""Output of some heads', '"""Output\n\nof heads')
     change(reads, "    layers, numbers = map(", "    # now\n\n    layers, numbers = map(")
     assert changed(before, lib) == set()
     change(reads, "x[:, -1]", "x[:, -2]")
