@@ -1,7 +1,7 @@
-"""Build the book's pages aside and put them in place whole; say in one line why they failed.
+"""Build of the book's pages, in which the last good pages stay until new ones are complete.
 
-Run in the book's folder. _build/html is a link to the last good book, and one rename of it puts the
-next one there.
+Run this script in the book's folder. _build/html is a link to the last good book, and one rename of
+the link replaces the book. A failure is reported in one line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ BUILD = Path("_build")
 
 
 def sphinx(source: Path, output: Path, log: Path) -> str:
-    """Run jupyter-book, warnings being errors; what went wrong, in one line, or nothing."""
+    """Run jupyter-book with warnings as errors.
+
+    Args:
+        source: Folder of the sources.
+        output: Folder of the build.
+        log: File for the output of jupyter-book.
+
+    Returns:
+        The failure in one line, or "".
+    """
     marker = output.with_suffix(".unfinished")
-    if marker.exists():  # Sphinx would take what it left for good, and warn of nothing again
+    if marker.exists():  # Sphinx would reuse the unfinished build without its warnings
         shutil.rmtree(output, ignore_errors=True)
     marker.touch()
     command = [
@@ -51,14 +60,19 @@ def sphinx(source: Path, output: Path, log: Path) -> str:
 
 
 def put_in_place(pages: Path, html: Path) -> None:
-    """Let `html` be a copy of `pages`, from one moment to the next."""
+    """Replace a link by a link to a copy of the pages, in one step.
+
+    Args:
+        pages: Folder of the built pages.
+        html: Path of the link.
+    """
     books = html.parent / "books"
     books.mkdir(exist_ok=True)
     copy, link = books / f"{time.time_ns()}", html.parent / ".html"
     shutil.copytree(pages, copy)
     link.unlink(missing_ok=True)
     link.symlink_to(copy.relative_to(html.parent), target_is_directory=True)
-    if html.is_dir() and not html.is_symlink():  # Snakemake makes the folder of what it expects
+    if html.is_dir() and not html.is_symlink():  # Snakemake makes the folders of its outputs
         shutil.rmtree(html)
     os.replace(link, html)
     for old in books.iterdir():
@@ -67,6 +81,11 @@ def put_in_place(pages: Path, html: Path) -> None:
 
 
 def main() -> int:
+    """Build the pages, and print the reason of a failure.
+
+    Returns:
+        Exit status.
+    """
     try:
         stage(Path(), BUILD / "stage")
         why = sphinx(BUILD / "stage", BUILD / "sphinx", BUILD / "sphinx.log")

@@ -1,5 +1,7 @@
-"""A Sphinx extension: docstrings of the package, which are plain text with code in single
-backticks, as reStructuredText."""
+"""A Sphinx extension that turns the docstrings of the package into reStructuredText.
+
+They are plain text, with code in single backticks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,14 @@ ENTRY = re.compile(r"(\*{0,2}\w+(, \w+)*|`[^:]*): ")  # "name: Description.", or
 
 
 def plain(lines: list[str]) -> list[str]:
-    """Sections are lists, other indented blocks and single backticks code; nothing else means
-    anything."""
+    """Return the lines of a docstring as reStructuredText.
+
+    Sections become lists, other indented blocks become code, and single backticks become code.
+    Nothing else has a meaning.
+
+    Args:
+        lines: Lines of the docstring.
+    """
     out: list[str] = []
     in_section = False
     for line in lines:
@@ -23,7 +31,7 @@ def plain(lines: list[str]) -> list[str]:
             in_section = bool(SECTION.match(line))
             out += [text(line), ""] if in_section else [text(line)]
         elif in_section and line.strip():
-            # The first line of a section is an entry, too; what goes on is indented below it.
+            # The first line of a section is also an entry. Continued lines are indented below it.
             begins = out[-1] == "" or ENTRY.match(line.strip())
             out.append(f"{'* ' if begins else '  '}{text(line.strip())}")
         elif not in_section and line.strip():
@@ -38,14 +46,18 @@ def plain(lines: list[str]) -> list[str]:
 
 
 def text(line: str) -> str:
-    """Words in single backticks are code, and no other sign means anything."""
+    """Return a line with words in single backticks as code, and all other signs escaped.
+
+    Args:
+        line: Line of a docstring.
+    """
     parts = re.split(r"`+([^`]*)`+", line)
     parts[::2] = [re.sub(r"([\\*_|])", r"\\\1", part) for part in parts[::2]]
     return "``".join(parts)
 
 
 def variables() -> list[str]:
-    """A line for every variable of every measurement, indented as code for a page."""
+    """Return a line for every variable of every measurement, indented as code for a page."""
     rows = [
         (row.measurement, row.variable, f"({', '.join(row.dims)})", row.units)
         for of_measurement in catalogue.variables().values()
@@ -56,6 +68,12 @@ def variables() -> list[str]:
 
 
 def setup(app) -> dict:
+    """Register the extension, which also adds all variables to `twotowers.catalogue`.
+
+    Args:
+        app: Application of Sphinx.
+    """
+
     def process(app, what, name, obj, options, lines):
         more = variables() if name == "twotowers.catalogue" else []
         lines[:] = [*plain([*lines, *more]), ""]

@@ -1,12 +1,11 @@
-"""What the page "Heads you can open" reads: every head of every measured model, on real prompts,
-from the recorded files.
+"""Data of the page "Heads you can open": every head of every model, on real prompts.
+
+    write_data(stage, target)    # heads-data.js next to the page's other scripts
+    explored("smollm2-135m", "words", folder)
 
 Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is
-of the prompts of SHOWN blocks, a character a label: in a page opened from a file nothing can be
-fetched, so all of it is one script.
-
-    write_data(stage, target)    # heads-data.js beside the page's other scripts
-    explored("smollm2-135m", "words", folder)
+shown for the prompts of SHOWN blocks, with one character for each label. A page that is opened from
+a file cannot fetch anything, so all data are in one script.
 """
 
 import json
@@ -31,24 +30,32 @@ SCRIPTS = (
     "heads.js",
 )
 SUITES = ("words", "sentences")
-SHOWN = 6  # blocks, of as many class pairs
-LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
-FIVE = 5  # words shown of a value and a key
-READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
+SHOWN = 6  # number of blocks, each of another class pair
+LEVELS, FIRST = 250, 40  # a share of attention is the character FIRST + LEVELS * share
+FIVE = 5  # number of words that the page shows of a value and of a key
+READINGS = (("value", "kept"), ("key", "taken out"))  # a mean key does not depend on the label
 WAYS = {
     "at once": "direct",
     "by later queries": "later queries",
     "by MLPs": "MLPs",
     "all ways": "all",
 }
-"""What is shown -> which readers of what a head writes are given it (`effect_by_route`)"""
+"""Readers that receive a head's output (`effect_by_route`), by their name on the page"""
 
 Read = Callable[[str], xr.Dataset | None]
 
 
 def reader(model: str, suite: str, folder: Path) -> Read:
-    """Opens a model's measurements, those recorded before those in `folder`: prompts with arbitrary
-    labels, None where none is."""
+    """Return a function that opens a model's measurements.
+
+    It prefers precomputed measurements to the measurements in `folder`. It returns the prompts with
+    arbitrary labels, or None if there is no measurement.
+
+    Args:
+        model: Name of the model.
+        suite: Suite of the texts.
+        folder: Folder of measurements.
+    """
 
     def read(name: str) -> xr.Dataset | None:
         path = folder / model / suite / f"{name}.nc"
@@ -56,7 +63,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
         if data is None and path.is_file():
             try:
                 data = files.load(path)
-            except TwoTowersError:  # of an older form
+            except TwoTowersError:  # a file of older code
                 return None
             made_with = json.loads(data.attrs["identity"])
             now = files.text_digest(suite), catalogue.versions(name)
@@ -70,7 +77,14 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
-    """Name, values (prompt, layer, head), and whether their interval is wanted."""
+    """Yield the columns of the measurement "looks".
+
+    Args:
+        looks: Measurement "looks".
+
+    Yields:
+        Name, values (prompt, layer, head), and whether the page shows their interval.
+    """
     difference = looks["attention_difference"]
     own, other = (difference.sel(query_of=of, drop=True) for of in ("own", "labels exchanged"))
     yield "by text", (own + other) / 2, False
@@ -82,14 +96,20 @@ def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]
         "label sent": "labels exchanged",
         "place sent": "texts exchanged",
     }.items():
-        # sentences are recorded without prompts of exchanged labels
+        # Sentences are precomputed without prompts with exchanged labels.
         if contrast in looks["contrast"].values:
             yield name, looks["effect"].sel(contrast=contrast, drop=True), True
 
 
 def columns(read: Read) -> dict[str, dict[str, list]]:
-    """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds,
-    too."""
+    """Return the mean of each quantity for every head, layer by layer.
+
+    Args:
+        read: Function of `reader`.
+
+    Returns:
+        "mean", and if the page shows them "low" and "high" (95% bounds) and "prompts", by quantity.
+    """
     heads, increases, looks, singles = (
         read(name) for name in ("heads", "increases", "looks", "singles")
     )
@@ -116,8 +136,15 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
 
 
 def demonstrations(text: str, labels: str) -> list[list[str]]:
-    """[["love", "foo"], ..., ["one", ""]] of a prompt "love : foo two : bar one :" with labels
-    "foo/bar"; last the query."""
+    """Return the rows of a prompt, the query last.
+
+    For the prompt "love : foo two : bar one :" with labels "foo/bar", these are [["love", "foo"],
+    ["two", "bar"], ["one", ""]].
+
+    Args:
+        text: Text of the prompt.
+        labels: Labels of the prompt, such as "foo/bar".
+    """
     parts = re.split(rf" : ({'|'.join(map(re.escape, labels.split('/')))})\s", text)
     return [
         *map(list, zip(parts[:-1:2], parts[1::2], strict=True)),
@@ -126,10 +153,16 @@ def demonstrations(text: str, labels: str) -> list[list[str]]:
 
 
 def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
-    """The prompts of SHOWN blocks, and attention on every label: a character each prompt, head and
-    place.
+    """Return the prompts of SHOWN blocks, and their attention on every label.
 
-    Class pairs take turns. A block: an order, its mirror, and both with the labels exchanged.
+    Class pairs alternate. A block is an order of the demonstrations, its mirror image, and both
+    with exchanged labels.
+
+    Args:
+        heads: Measurement "heads".
+
+    Returns:
+        Prompts, and a text with one character for each prompt, head and label position.
     """
     blocks = pd.DataFrame(
         {name: heads[name].values for name in ("block", "pair")}
@@ -151,8 +184,14 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
 
 
 def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
-    """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways
-    were opened one at a time."""
+    """Return effects of heads' outputs from the prompt with exchanged labels, by head and way.
+
+    Args:
+        looks: Measurement "looks", in which ways were opened one at a time.
+
+    Returns:
+        Effects in nats.
+    """
     effects = looks["effect_by_route"].mean("prompt")
     senders = named(
         zip(
@@ -166,8 +205,17 @@ def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
 
 
 def words(tokens: xr.Dataset) -> dict[str, list]:
-    """Head -> [label's place in the prompt, top words of value, of key] at a right and an other
-    label of its first prompt."""
+    """Return the top words of value and key at a true and at a false label, by head.
+
+    They are from the first prompt of the head.
+
+    Args:
+        tokens: Measurement "top_tokens".
+
+    Returns:
+        For each of the two labels: its row in the prompt, top words of the value, top words of the
+            key.
+    """
     p, out = tokens.isel(prompt=0), {}
     rows = demonstrations(p["text"].item(), p["labels"].item())
     for single in tokens["listed_head"].values:
@@ -183,8 +231,14 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
 
 
 def ranks(reads: xr.Dataset) -> dict[str, list]:
-    """Head -> mean reciprocal rank of the label it looks at, and of the other one, in what it would
-    write there (chapter 3)."""
+    """Return two mean reciprocal ranks by head (chapter 3).
+
+    In the words that the head would write, they are the ranks of the label that the head attends
+    to, and of the other label.
+
+    Args:
+        reads: Measurement "label_reads".
+    """
     both = [
         (1 / reads[name]).mean(("prompt", "place")).values for name in ("own_rank", "other_rank")
     ]
@@ -198,11 +252,16 @@ def ranks(reads: xr.Dataset) -> dict[str, list]:
 
 
 def towers(vectors: xr.Dataset) -> dict[str, dict]:
-    """Head -> queries and keys of the class pair that it separates best, on a plane: {pair, points
-    [x, y, class, is a query]}.
+    """Return queries and keys of the class pair that a head separates best, on a plane, by head.
 
-    As Figure 4.5: queries and keys centred and scaled by themselves, then one principal component
-    analysis of both.
+    As in Figure 4.5, queries and keys are centred and scaled separately, and one principal
+    component analysis is fitted to both.
+
+    Args:
+        vectors: Measurement "towers".
+
+    Returns:
+        The pair, and points [x, y, class, is a query].
     """
     out = {}
     for single in vectors["listed_head"].values:
@@ -234,7 +293,13 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
 
 
 def explored(model: str, suite: str, folder: Path) -> dict | None:
-    """All that the page shows of a model on a suite. None where its heads were not measured."""
+    """Return all data of the page for a model and a suite, None if its heads were not measured.
+
+    Args:
+        model: Name of the model.
+        suite: Suite of the texts.
+        folder: Folder of measurements.
+    """
     read = reader(model, suite, folder)
     heads = read("heads")
     if heads is None:
@@ -265,8 +330,13 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
 
 
 def script(folder: Path) -> str:
-    """Every model with measured heads as a script: recorded ones first, small ones before large
-    ones."""
+    """Return every model with measured heads as a script.
+
+    Precomputed models come first, and small models come before large ones.
+
+    Args:
+        folder: Folder of measurements.
+    """
     models = []
     for model in dict.fromkeys(
         [
@@ -294,12 +364,25 @@ def script(folder: Path) -> str:
 
 
 def write_data(stage: Path, target: Path) -> None:
-    """`heads-data.js`, where the built book keeps its scripts."""
+    """Write `heads-data.js` into the folder of the built book's scripts.
+
+    Args:
+        stage: Folder of the sources.
+        target: Folder of the scripts.
+    """
     (target / SCRIPTS[0]).write_text(script(stage.parent / "measurements"), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
-    """Only the explorer's page loads its scripts."""
+    """Add the scripts to the explorer's page only.
+
+    Args:
+        app: Application of Sphinx.
+        pagename: Name of the page.
+        templatename: Template of the page.
+        context: Variables of the template.
+        doctree: Contents of the page.
+    """
     if 'id="heads"' in (context.get("body") or ""):
         for name in ("tinker.css", "heads.css"):
             app.add_css_file(f"book/{name}")
@@ -308,5 +391,5 @@ def add_scripts(app, pagename, templatename, context, doctree) -> None:
 
 
 def _short(values: np.ndarray) -> list[float | None]:
-    """Four decimals; None for NaN, which JSON does not have."""
+    """Return values with four decimals, and None for NaN, which JSON does not have."""
     return [None if np.isnan(x) else round(x, 4) + 0.0 for x in values.tolist()]

@@ -1,10 +1,10 @@
-"""The first screen: the paper's prompt with the miniature's numbers, what holds of the paper, and
-where to go.
-
-All of it is computed when the pages are put together. The prompt's numbers stand until a button is
-pressed: then `first.js` loads the playground's engine, and they are the engine's.
+"""The first screen of the opening page: the paper's prompt, the results, and links to pages.
 
     MARK.sub(lambda _: drawn(Path("_build")), text)
+
+All of it is computed when the pages are put together. The numbers of the prompt are computed with
+the shipped model. When a button is pressed, `first.js` loads the playground's engine, which then
+computes the numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUTTONS = {
     "Remove one": "remove one",
     SWITCH_OFF: "switch off {} heads",
 }
-"""Scene of the playground -> its button"""
+"""Button of each scene of the playground"""
 SIGNS = {
     claims.AGREES: "✓",
     claims.UNSPECIFIC: "≈",
@@ -44,14 +44,15 @@ SIGNS = {
 }
 MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
 FIRM = 0.95
-"""Signs of verdicts and marks in the picture; a firm verdict stays in as many resamples"""
+"""Signs of verdicts and of marks in the picture, and the share of resamples in which a firm verdict
+stays the same"""
 DOORS = {
     "tinker.html": "Try it",
     "figure-by-figure.html": "Does it reproduce?",
     "#run": "Run it on your model",
 }
 NUMBERS = ("no", "one", "two", "three", "four", "five")
-LOADED = tinker.SCRIPTS[:5]  # by the first press of a button
+LOADED = tinker.SCRIPTS[:5]  # scripts that the first press of a button loads
 DESCRIPTION = (
     "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
     "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
@@ -60,13 +61,22 @@ DESCRIPTION = (
 
 
 def percent(p: float) -> str:
-    """As `percent` of tinker-draw.js."""
+    """Return a percentage as `percent` of tinker-draw.js does.
+
+    Args:
+        p: Share.
+    """
     return "<1%" if 0 < p < 0.005 else f"{int(100 * p + 0.5)}%"
 
 
 def bar(parts: dict[str, float]) -> str:
-    """Shares side by side, each in the colour of its label. A picture: a policy may forbid styles
-    in a tag."""
+    """Return shares side by side as a picture, each in the colour of its label.
+
+    It is a picture because a policy may forbid styles in a tag.
+
+    Args:
+        parts: Shares by label.
+    """
     rects, at = "", 0.0
     for label, part in parts.items():
         rects += f'<rect class="of-{label}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
@@ -76,8 +86,13 @@ def bar(parts: dict[str, float]) -> str:
 
 
 def live(build: Path) -> str:
-    """The paper's prompt: attention of the heads that write most on each label, the answer, and
-    three buttons."""
+    """Return the paper's prompt with attention on each label, the answer, and three buttons.
+
+    The attention is the mean over the heads that write most.
+
+    Args:
+        build: Folder of built files.
+    """
     model = loading.load(tinker.MODEL)
     named, _ = tinker.heads(tinker.latest(build))
     heads = tuple(map(Head.parse, named)) or strongest(zeroing_effect(model, EXAMPLE).heads)
@@ -129,8 +144,14 @@ def live(build: Path) -> str:
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:
-    """The opening page's sentences of data/findings.csv, each with its chapter; "" for one whose
-    verdicts are not those of `rows`: better no sentence than a wrong one."""
+    """Return the opening page's sentences of data/findings.csv, each with its chapter.
+
+    A sentence is "" if its verdicts are not the verdicts of `rows`: no sentence is better than a
+    wrong one.
+
+    Args:
+        rows: Rows of evidence.
+    """
     verdicts = rows.set_index(["claim", "model"])["verdict"].to_dict()
     table = claims.findings()
     out = []
@@ -146,20 +167,32 @@ def sentences(rows: pd.DataFrame) -> list[str]:
 
 
 def tests(build: Path) -> pd.DataFrame:
-    """The counted results of the paper in each model in which they could be tested or not."""
+    """Return the counted results of the paper in each model, tested or not testable.
+
+    Args:
+        build: Folder of built files.
+    """
     judged = evidence.read(build / "evidence", claims.paper_results())
     return judged[~judged["claim"].isin(claims.UNCOUNTED)]
 
 
 def row_link(item: str) -> str:
-    """The name of a result of the paper, as a link to its row."""
+    """Return the name of a result of the paper as a link to its row.
+
+    Args:
+        item: Name of the result.
+    """
     about = claims.paper_results()[item]
     address = f"figure-by-figure.html#row-{about.anchor}"
     return f'<a href="{address}" title="{escape(about.statement)}">{item}</a>'
 
 
 def counted(asked: pd.DataFrame) -> str:
-    """How many tests have each verdict."""
+    """Return the number of tests with each verdict, in words.
+
+    Args:
+        asked: Rows of evidence of tests.
+    """
     n = asked["verdict"].value_counts()
     agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
     return (
@@ -169,8 +202,14 @@ def counted(asked: pd.DataFrame) -> str:
 
 
 def summary(judged: pd.DataFrame) -> str:
-    """The counts of all and of pretrained models, and results that are firm in every model and
-    that agree in none."""
+    """Return the counts of all and of pretrained models, with results that always or never hold.
+
+    Results that always hold are firm in every model. Results that never hold agree in no model
+    fully and beyond random heads.
+
+    Args:
+        judged: Rows of evidence of the counted results.
+    """
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
     specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
     firm = specific & ~(asked["firmness"] < FIRM)
@@ -187,8 +226,14 @@ def summary(judged: pd.DataFrame) -> str:
 
 
 def findings(build: Path) -> str:
-    """How many results of the paper agree, in how many of these the task is done, what agrees in no
-    model, and what is new, counted from the verdicts of the chapters."""
+    """Return the findings of the opening page, counted from the verdicts of the chapters.
+
+    These are the number of results that agree, the number of these in models that do not do the
+    task, the results that agree in no model, and the new result.
+
+    Args:
+        build: Folder of built files.
+    """
     rows, judged = evidence.read(build / "evidence", claims.claims()), tests(build)
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
@@ -220,8 +265,13 @@ def findings(build: Path) -> str:
 
 
 def picture(build: Path) -> str:
-    """Every test as a cell, a row a result of the paper and a column a model, in three tables side
-    by side; each cell leads to its row."""
+    """Return a picture of every test, with a row for each result and a column for each model.
+
+    It has three tables side by side, and each cell leads to its row.
+
+    Args:
+        build: Folder of built files.
+    """
     judged = tests(build)
     models = dict.fromkeys(evidence.read(build / "evidence", claims.paper_results())["model"])
     cells = {(row.claim, row.model): row for row in judged.itertuples()}
@@ -249,12 +299,20 @@ def picture(build: Path) -> str:
 
 
 def name_of(verdict: str) -> str:
-    """The class of a verdict in style sheets."""
+    """Return the class of a verdict in style sheets.
+
+    Args:
+        verdict: The verdict.
+    """
     return re.sub(r"\W+", "-", verdict)
 
 
 def cell(row) -> str:
-    """One test: the sign of its verdict, that of its mark, and a link to its row."""
+    """Return one test: the signs of its verdict and mark, and a link to its row.
+
+    Args:
+        row: Row of evidence.
+    """
     says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
         row.mark
     )
@@ -267,7 +325,7 @@ def cell(row) -> str:
 
 
 def byline() -> str:
-    """Authors, version, and the last day on which something was measured that the pages show."""
+    """Return authors, version, and the date of the last measurement that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
     day = max(
@@ -279,7 +337,11 @@ def byline() -> str:
 
 
 def drawn(build: Path) -> str:
-    """The first screen, on one line: Markdown takes an empty one for its end."""
+    """Return the first screen on one line, because an empty line would end it in Markdown.
+
+    Args:
+        build: Folder of built files.
+    """
     doors = "".join(f'<a href="{link}">{text}</a>' for link, text in DOORS.items())
     return (
         f'<div id="first" class="first">{live(build)}<div '
@@ -289,21 +351,37 @@ def drawn(build: Path) -> str:
 
 
 def set_address(app, config) -> None:
-    """Where the book will stand, where whoever builds it says so: previews of links need whole
-    addresses."""
+    """Set the address of the book if the build has one: previews of links need whole addresses.
+
+    Args:
+        app: Application of Sphinx.
+        config: Configuration of Sphinx.
+    """
     config.html_baseurl = os.environ.get("BOOK_URL", config.html_baseurl)
 
 
 def write_image(app, target: Path) -> None:
-    """The picture that goes with a link to the book, where the book has an address."""
+    """Write the picture of a link to the book, if the book has an address.
+
+    Args:
+        app: Application of Sphinx.
+        target: Folder of the scripts.
+    """
     if app.config.html_baseurl:
         svg = (Path(app.srcdir) / "book/paper.svg").read_text("utf8")
         (target / "first.png").write_bytes(vl_convert.svg_to_png(svg, scale=3))
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
-    """Only the opening page loads the first screen's script; every page says what it is to who
-    links to it."""
+    """Add tags for previews to every page, and the first screen's script to the opening page.
+
+    Args:
+        app: Application of Sphinx.
+        pagename: Name of the page.
+        templatename: Template of the page.
+        context: Variables of the template.
+        doctree: Contents of the page.
+    """
     base, root = app.config.html_baseurl, pagename == app.config.root_doc
     of = {
         "og:type": "article",

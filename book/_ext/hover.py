@@ -1,8 +1,7 @@
-"""A Sphinx extension: links lead to terms of the glossary and to figures, and a link to a term
-shows its definition.
+"""A Sphinx extension for links to terms of the glossary and to figures.
 
-Notebooks write them as `[heads](glossary.md#term-head)` and `[Figure
-4.1](04-attention-weights.ipynb#fig-4-1)`.
+A link to a term shows its definition. Notebooks write such links as
+`[heads](glossary.md#term-head)` and `[Figure 4.1](04-attention-weights.ipynb#fig-4-1)`.
 """
 
 import re
@@ -13,7 +12,11 @@ GLOSSARY = "book/glossary"
 
 
 def definitions(glossary: nodes.document) -> dict[str, str]:
-    """The id of a term -> the first paragraph of its definition, on one line."""
+    """Return the first paragraph of each definition, on one line, by the id of the term.
+
+    Args:
+        glossary: Contents of the glossary.
+    """
     terms = {}
     for item in glossary.findall(nodes.definition_list_item):
         first = next(item.findall(nodes.paragraph), None)
@@ -27,8 +30,14 @@ def definitions(glossary: nodes.document) -> dict[str, str]:
 
 
 def name_places(app, doctree) -> None:
-    """Let Markdown links find terms and figures as they find headings. A link to what is missing
-    stays a warning."""
+    """Let Markdown links find terms and figures in the same way as headings.
+
+    A link to a missing place is still a warning.
+
+    Args:
+        app: Application of Sphinx.
+        doctree: Contents of the page.
+    """
     places = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
     if app.env.docname == GLOSSARY:
         places |= {
@@ -43,11 +52,26 @@ def name_places(app, doctree) -> None:
 
 
 def read_again(app, env, added, changed, removed) -> list[str]:
-    """Every page, when the glossary is another."""
+    """Return all pages if the glossary has changed, since their links show its definitions.
+
+    Args:
+        app: Application of Sphinx.
+        env: Environment of Sphinx.
+        added: Names of added pages.
+        changed: Names of changed pages.
+        removed: Names of removed pages.
+    """
     return sorted(env.found_docs - {GLOSSARY}) if GLOSSARY in added | changed else []
 
 
 def add_titles(app, doctree, docname) -> None:
+    """Add the definition of its term to each link to the glossary.
+
+    Args:
+        app: Application of Sphinx.
+        doctree: Contents of the page.
+        docname: Name of the page.
+    """
     if docname == GLOSSARY or GLOSSARY not in app.env.found_docs:
         return
     terms = definitions(app.env.get_doctree(GLOSSARY))
@@ -58,6 +82,11 @@ def add_titles(app, doctree, docname) -> None:
 
 
 def setup(app) -> dict:
+    """Register the extension.
+
+    Args:
+        app: Application of Sphinx.
+    """
     app.connect("doctree-read", name_places)
     app.connect("env-get-outdated", read_again)
     app.connect("doctree-resolved", add_titles)

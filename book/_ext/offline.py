@@ -1,8 +1,7 @@
-"""A Sphinx extension: every script a page needs lies in the book's own folder; what a screen reader
-needs is there.
+"""A Sphinx extension that puts every script of a page into the book's own folder.
 
-Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python; MathJax from
-sphinx-mathjax-offline.
+Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, and MathJax comes from
+sphinx-mathjax-offline. The extension also corrects pages for screen readers.
 """
 
 import shutil
@@ -15,12 +14,15 @@ import vl_convert
 from sphinx.errors import ExtensionError
 
 PAGE = Path(__file__).parent.parent / "_page"
-TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has words of its own
+TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has its own words
 
 
 def write_files(app) -> None:
-    """Put the scripts, and charts as pictures, where Sphinx puts its own, before the pages are
-    written."""
+    """Write scripts, and charts as pictures, to the folder of Sphinx before pages are written.
+
+    Args:
+        app: Application of Sphinx.
+    """
     if app.builder.format != "html":
         return
     target = Path(app.outdir) / "_static" / "book"
@@ -34,7 +36,7 @@ def write_files(app) -> None:
     explorer.write_data(Path(app.srcdir), target)
     first.write_image(app, target)
     vega = target / "vega.js"
-    # in a function, which keeps the names of the three libraries to themselves
+    # A function hides the names of the three libraries from other scripts.
     if not vega.exists():
         vega.write_text(
             f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= "
@@ -44,7 +46,15 @@ def write_files(app) -> None:
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
-    """Only a page with a chart loads Vega (0.9 MB, once)."""
+    """Add Vega (0.9 MB, once) to pages with a chart only.
+
+    Args:
+        app: Application of Sphinx.
+        pagename: Name of the page.
+        templatename: Template of the page.
+        context: Variables of the template.
+        doctree: Contents of the page.
+    """
     body = context["body"] = (context.get("body") or "").replace(TOGGLE, "<summary>")
     if '<div class="chart"' in body:
         app.add_js_file("book/vega.js", loading_method="defer")
@@ -52,13 +62,27 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
 
 
 def every_page(app, env) -> list[str]:
-    """All pages are written when one is: the search index forgets the index entries of a page that
-    is not."""
+    """Return all pages, so that all are written if one is.
+
+    The search index forgets the index entries of a page that is not written.
+
+    Args:
+        app: Application of Sphinx.
+        env: Environment of Sphinx.
+    """
     return list(env.all_docs)
 
 
 def setup(app) -> dict:
-    if (Path(app.srcdir) / "Snakefile").is_file():  # not what stage.py has put together
+    """Register the extension.
+
+    Args:
+        app: Application of Sphinx.
+
+    Raises:
+        ExtensionError: If the sources have no figures and no verdicts.
+    """
+    if (Path(app.srcdir) / "Snakefile").is_file():  # these are not the sources of stage.py
         raise ExtensionError("these sources have no figures and no verdicts: run `make book`")
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
@@ -69,5 +93,5 @@ def setup(app) -> dict:
     app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
     app.connect("html-page-context", first.for_one_page)
-    # a new number: all pages anew
+    # A new number lets Sphinx read all pages again.
     return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
-"""Put together what Sphinx builds: Markdown pages, executed chapters, their figures as data.
+"""The sources of Sphinx: Markdown pages, executed chapters, and figures as data.
 
-Files are written only where they differ, so that Sphinx reads again only what changed.
+Files are written only if they differ, so that Sphinx reads only changed files again.
 """
 
 from __future__ import annotations
@@ -16,26 +16,38 @@ import yaml
 from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
 
-# of a corner of a table: no header of anything
+# An empty corner of a table, which is no header
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
-OPEN_LINES = 6  # of a cell that a page shows unfolded
+OPEN_LINES = 6  # maximum number of lines of a cell that a page shows unfolded
 COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
 
 
 def code(text: str) -> str:
-    """Text as inline code of Markdown, whatever stands in it: the fence is longer than any run of
-    backticks in it."""
+    """Return a text as inline code of Markdown.
+
+    The fence is longer than any run of backticks in the text.
+
+    Args:
+        text: Any text.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     return f"{fence} {line} {fence}" if line else ""
 
 
 def picture(svg: str, description: str, folder: Path) -> str:
-    """A chart for readers without JavaScript, in an img, where nothing in it can run. With
-    JavaScript nobody loads the file."""
+    """Return a chart for readers without JavaScript, in an img, in which nothing can run.
+
+    With JavaScript, browsers do not load the file.
+
+    Args:
+        svg: The chart.
+        description: Alternative text.
+        folder: Folder of the pictures.
+    """
     path = folder / f"{hashlib.sha256(svg.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,10 +57,17 @@ def picture(svg: str, description: str, folder: Path) -> str:
 
 
 def chart(data: dict, name: str, pictures: Path) -> str:
-    """A chart as data, which book/_page/charts.js draws; numbers with five digits, more than a
-    chart shows."""
+    """Return a chart as data, which book/_page/charts.js draws.
+
+    Numbers have five digits, which is more than a chart shows.
+
+    Args:
+        data: Output of a cell.
+        name: Name of the chart.
+        pictures: Folder of the pictures.
+    """
     shorter = lambda digits: float(f"{float(digits):.5g}")  # noqa: E731
-    # NaN is no JSON
+    # JSON has no NaN.
     spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)
     text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
     still = picture("".join(data["image/svg+xml"]), spec.get("description", ""), pictures)
@@ -59,8 +78,14 @@ def chart(data: dict, name: str, pictures: Path) -> str:
 
 
 def chart_name(outputs: list[dict], at: int) -> str:
-    """The name of the chart that stands at a place: its figure's, from the caption below, or its
-    claim's, from above."""
+    """Return the name of a chart.
+
+    It is the name of the figure in the caption below, or of the claim above.
+
+    Args:
+        outputs: Outputs of a cell.
+        at: Index of the chart.
+    """
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
         data = outputs[index].get("data", {}) if 0 <= index < len(outputs) else {}
         if match := re.search(rf'id="({kind}-[\w-]+)"', "".join(data.get("text/html", ""))):
@@ -69,8 +94,14 @@ def chart_name(outputs: list[dict], at: int) -> str:
 
 
 def for_the_page(notebook: dict, pictures: Path) -> dict:
-    """Charts as data, a note in place of each widget; papermill's own cell and every longer one are
-    folded."""
+    """Return a notebook with charts as data, and with a note in place of each widget.
+
+    The cell of papermill and every longer cell are folded.
+
+    Args:
+        notebook: Executed notebook.
+        pictures: Folder of the pictures.
+    """
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
@@ -92,10 +123,16 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
 
 
 def drawing(svg: str, parts: str) -> str:
-    """The drawing of one step and relay with some of its parts lit; pages say the same in words, so
-    it is not read aloud.
+    """Return the drawing of one step and relay with some of its parts lit.
 
-    Raises ValueError for a part that it lacks.
+    It is not read aloud, since pages say the same in words.
+
+    Args:
+        svg: The drawing.
+        parts: Names of lit parts, with spaces between them.
+
+    Raises:
+        ValueError: If the drawing lacks a part.
     """
     for part in parts.split():
         if f'class="{part}"' not in svg:
@@ -105,8 +142,14 @@ def drawing(svg: str, parts: str) -> str:
 
 
 def page(home: Path, source: Path) -> bytes:
-    """A chapter as it was executed last without a failure; its bare source where it never was. A
-    note says so."""
+    """Return a chapter as it was last executed without a failure, otherwise its source.
+
+    A note reports a failure of the last run.
+
+    Args:
+        home: Folder of the book.
+        source: Notebook of the chapter.
+    """
     chapters = home / "_build/chapters"
     good = chapters / source.name
     path = good if good.is_file() else source
@@ -130,7 +173,12 @@ def page(home: Path, source: Path) -> bytes:
 
 
 def stage(home: Path, target: Path) -> None:
-    """Write all that Sphinx needs into a folder, and remove what is no more."""
+    """Write all sources of Sphinx into a folder, and remove old ones.
+
+    Args:
+        home: Folder of the book.
+        target: Folder of the sources.
+    """
     toc = yaml.safe_load((home / "_toc.yml").read_text("utf8"))
     contents = {name: (home / name).read_bytes() for name in COPIED if (home / name).is_file()}
     for name in listed(toc):

@@ -1,11 +1,10 @@
-"""What the playground in the page reads: the shipped model's own files, classes of words, prompts,
-and heads.
+"""Data of the playground: files of the shipped model, classes of words, prompts, and heads.
 
-The page runs the prompts anew: those on which heads were located for the direction between two
-classes (`measure.tower_grid.class_directions`), others for the cloud of queries and keys.
+The page runs two kinds of prompts: the ones that select heads for the direction between two classes
+(`measure.tower_grid.class_directions`), and others for the cloud of queries and keys.
 
-A page opened from a file may not fetch other files. So the build copies the files, as base64, into
-a script; there is no exported form of the model that could go stale.
+A page that is opened from a file may not fetch other files. So the build copies the files, as
+base64, into a script. There is no exported form of the model that could become outdated.
 """
 
 import base64
@@ -31,19 +30,28 @@ SCRIPTS = (
 )
 SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
 MEASURED = "measurements/mini-gpt2/words*/locating.nc"
-MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
+MOST = 5  # maximum number of heads with arcs: `top_k` of the chapters, and number of colours
 
 
 def latest(build: Path) -> Path:
-    """The shipped model's newest measurement on locating blocks; no file where none was made."""
+    """Return the shipped model's newest measurement on selection blocks.
+
+    Args:
+        build: Folder of built files.
+
+    Returns:
+        Path of the file, or an empty path if there is none.
+    """
     return max(build.glob(MEASURED), key=lambda path: path.stat().st_mtime, default=Path())
 
 
 def heads(locating: Path) -> tuple[list[str], list[str]]:
-    """Writers such as "3-1", best first, and the heads that chapter 11 steers, from the measurement
-    on locating blocks.
+    """Return the heads that write a label, such as "3-1", and the heads that chapter 11 steers.
 
-    None where it was not made.
+    Best heads come first. Both lists are empty without a measurement.
+
+    Args:
+        locating: Measurement on selection blocks.
     """
     if not locating.is_file():
         return [], []
@@ -53,8 +61,12 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
 
 
 def prompts() -> dict[str, list[str]]:
-    """`located`: those of chapter 11's directions; `cloud`: one prompt each of ten other blocks of
-    every class pair."""
+    """Return the prompts of the playground.
+
+    Returns:
+        `located`: prompts of chapter 11's directions. `cloud`: one prompt of each of ten other
+            blocks of every class pair.
+    """
     locating, others = (
         draw_blocks(
             n * len(class_pairs()),
@@ -71,8 +83,13 @@ def prompts() -> dict[str, list[str]]:
 
 
 def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
-    """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed,
-    as a script."""
+    """Return the data of the playground as a script.
+
+    Args:
+        folder: Folder of the model.
+        writers: Heads with arcs.
+        pushed: Heads that are steered.
+    """
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
@@ -82,14 +99,27 @@ def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
 
 
 def write_data(stage: Path, target: Path) -> None:
-    """`tinker-data.js`, where the built book keeps its scripts."""
+    """Write `tinker-data.js` into the folder of the built book's scripts.
+
+    Args:
+        stage: Folder of the sources.
+        target: Folder of the scripts.
+    """
     folder = data_folder() / "models" / MODEL
     if folder.exists():
         (target / SCRIPTS[0]).write_text(script(folder, *heads(latest(stage.parent))), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
-    """Only the playground's page loads the model (3.7 MB)."""
+    """Add the model (3.7 MB) to the playground's page only.
+
+    Args:
+        app: Application of Sphinx.
+        pagename: Name of the page.
+        templatename: Template of the page.
+        context: Variables of the template.
+        doctree: Contents of the page.
+    """
     if 'id="tinker"' in (context.get("body") or ""):
         app.add_css_file("book/tinker.css")
         for name in SCRIPTS:
