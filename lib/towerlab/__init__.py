@@ -1,1 +1,1 @@
-"""The laboratory: prompts, models and measurements, for the files that `twotowers` analyses."""
+"""Prompts, models and measurements, which make the files that `twotowers` analyses."""

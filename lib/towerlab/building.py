@@ -1,4 +1,4 @@
-"""The book, built by Snakemake: `twotowers book`."""
+"""Build of the book by Snakemake: `twotowers book`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,26 @@ FAILED = ".failed.ipynb"
 
 
 def listed(toc: Mapping[str, Any]) -> list[str]:
-    """Return every page that _toc.yml lists, without its ending, the opening page first."""
+    """Return every page that _toc.yml lists, without its ending, the opening page first.
+
+    Args:
+        toc: Content of _toc.yml.
+
+    Returns:
+        Pages as paths relative to the folder of _toc.yml, such as "book/intro".
+    """
     return [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
 
 
 def failure(log: Path) -> str:
-    """Return the last line of papermill's log: the error of a cell, or of a kernel."""
+    """Return the last line of papermill's log: the error of a cell, or of a kernel.
+
+    Args:
+        log: Path of the log.
+
+    Returns:
+        The line, with control characters escaped.
+    """
     # The error escapes characters that cannot be printed.
     return str(TwoTowersError(log.read_text("utf8", "replace").rstrip().rpartition("\n")[2]))
 
@@ -34,17 +48,17 @@ def failure(log: Path) -> str:
 def build(
     texts: Sequence[str], model: str | None, jobs: int, threads: int, profile: str | None
 ) -> NoReturn:
-    """Bring measurements, chapters and pages up to date: this process becomes Snakemake.
+    """Update measurements, chapters and pages: this process becomes Snakemake.
 
     Args:
         texts: Settings, such as "blocks=20 seed=1".
-        model: Model in place of the shipped one.
-        jobs: Number of jobs at a time, where no profile says it.
+        model: Model in place of the shipped model, or None.
+        jobs: Number of jobs at a time, if there is no profile.
         threads: Number of threads of each job.
-        profile: Snakemake profile, for a cluster.
+        profile: Snakemake profile, for a cluster, or None.
 
     Raises:
-        TwoTowersError: For a wrong setting or an unknown model, and while another build runs.
+        TwoTowersError: If a setting is wrong, if the model is unknown, or while another build runs.
     """
     try:
         words = [word.partition("=") for text in texts for word in shlex.split(text)]
@@ -63,7 +77,7 @@ def build(
             "another `twotowers book` is at work on this book: wait until it is done"
         ) from None
     os.set_inheritable(lock.fileno(), True)
-    # Snakemake restored the last good chapters, and takes them for new.
+    # Snakemake restored the last good chapters, and regards them as new.
     failed = [path.name.removesuffix(FAILED) for path in root.glob(f"_build/chapters/*{FAILED}")]
     again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
     how = ["--profile", os.path.abspath(profile)] if profile else ["--cores", str(jobs * threads)]

@@ -1,11 +1,14 @@
-"""The command line: measure a model, record it for the book, build the book.
+"""Command line: measure a model, precompute its measurements for the book, build the book.
 
-twotowers measure heads towers --model path/to/model --blocks 20
-twotowers record path/to/model --blocks 200     # interrupted, the same command takes it up
-twotowers book --set "blocks=20 seed=1"         # what `make book` calls
+    twotowers measure heads towers --model path/to/model --blocks 20
+    twotowers record path/to/model --blocks 200     # interrupted, the same command continues
+    twotowers book --set "blocks=20 seed=1"         # `make book` calls this
 
->>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
-'20'
+    >>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
+    '20'
+
+The modules of a command are imported when it is called: torch takes seconds, and the error of a
+mistyped option does not need it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-# What a command needs is imported when it is called: torch takes seconds, and a mistyped option
-# need not wait for it.
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Returns:
+        Parser with the commands `measure`, `record` and `book`.
+    """
     about = "Measure a model, record it for the book, build the book."
     top = argparse.ArgumentParser(prog="twotowers", description=about, allow_abbrev=False)
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
@@ -60,7 +66,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """An option for every setting, without a default of its own: what is not typed is not there."""
+    """Add an option for every setting, without a default of its own.
+
+    So a setting that is not given is not in the namespace.
+
+    Args:
+        command: Parser of the command.
+        without: Names of settings to leave out.
+    """
     for name, field in Settings.model_fields.items():
         if name in without:
             continue
@@ -72,7 +85,7 @@ def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) 
 
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
-    """`measure` and `record`."""
+    """Run `measure` or `record`, and return the exit status."""
     from twotowers import catalogue
     from twotowers.paths import data_folder
 
@@ -108,6 +121,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _book(arguments: argparse.Namespace, command: str) -> int:
+    """Run `book`, which does not return."""
     from towerlab import building
 
     jobs, threads = _count(arguments.jobs, "jobs"), _count(arguments.threads, "threads")
@@ -115,13 +129,21 @@ def _book(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _count(value: str, name: str) -> int:
+    """Return a whole number of at least 1 from the text of an option."""
     if not value.isdecimal() or int(value) < 1:
         raise TwoTowersError(f"--{name} {value!r}: give a whole number of at least 1")
     return int(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: that of `guarded`."""
+    """Run a command, and return its exit status.
+
+    Args:
+        arguments: Words of the command line; by default those of this process.
+
+    Returns:
+        Exit status: see `guarded`.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
     does = {"measure": _measure, "record": _measure, "book": _book}
@@ -129,8 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(do: Callable[[], int]) -> int:
-    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on
-    bad input; 130 on Ctrl-C."""
+    """Run a function, and turn its errors into one line and an exit status.
+
+    Args:
+        do: Function that returns an exit status.
+
+    Returns:
+        0 on success; 1 if a part of the book failed or numbers differ; 2 after one line on bad
+        input; 130 on Ctrl-C.
+    """
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
             # A process that is stopped, or loses its terminal, ends as on Ctrl-C.

@@ -1,4 +1,4 @@
-"""Effects of a changed prompt and of zeroed heads on the answer, the attention and the heads.
+"""Effects of a changed prompt and of ablated heads on the answer, the attention and heads.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import CASE
@@ -32,11 +32,18 @@ from towerlab.prompts.prompt import Prompt
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 TOP_TOKENS = 5  # number of tokens in a table of answers, besides the labels
-TOP_HEADS = 5  # number of heads whose attention is shown where none is zeroed
+TOP_HEADS = 5  # number of heads whose attention is shown if none is ablated
 
 
 def mix_classes(prompt: Prompt) -> Prompt:
-    """Return the prompt with the labels of its first and last demonstration exchanged."""
+    """Return the prompt with the labels of its first and last demonstration exchanged.
+
+    Args:
+        prompt: A prompt with at least two demonstrations.
+
+    Returns:
+        The prompt with the same texts.
+    """
     first, *rest, last = prompt.demonstrations
     first, last = replace(first, label=last.label), replace(last, label=first.label)
     return replace(prompt, demonstrations=(first, *rest, last))
@@ -55,11 +62,11 @@ SWITCH_OFF = "Switch off the heads that add most"
 
 @dataclass(frozen=True)
 class Effect:
-    """Tables with columns before and after.
+    """Tables of the effect of ablated heads, with columns before and after.
 
-    `answer`: probability of each label and of the top tokens. `attention`: mean attention of some
-    heads from the last position to each label. `heads`: `head_logit_differences`. `sentence`: the
-    answer in words.
+    `answer` has the probability of each label and of the top tokens. `attention` has the mean
+    attention of some heads from the last position to each label. `heads` has the
+    `head_logit_differences` (nats). `sentence` is the answer in words.
     """
 
     answer: pd.DataFrame
@@ -70,12 +77,13 @@ class Effect:
 
 @torch.inference_mode()
 def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> Effect:
-    """Return the effect of zeroing heads at all positions, in two forward passes.
+    """Return the effect of ablating heads at all positions, in two forward passes.
 
     Args:
         model: Any model.
         prompt: A prompt with labels.
-        heads: Heads to zero. The attention is theirs, or that of the `strongest` heads.
+        heads: Heads to ablate. The attention is that of these heads, or of the `strongest` heads if
+            there are none.
 
     Returns:
         The answer, attention and logit differences before and after.
@@ -117,13 +125,28 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
-    """Return the TOP_HEADS heads that add most to the logit difference."""
+    """Return the heads that add most to the logit difference.
+
+    Args:
+        heads: Table with the columns `layer`, `head` and `before` (nats).
+
+    Returns:
+        TOP_HEADS heads, best first.
+    """
     rows = heads.nlargest(TOP_HEADS, "before")
     return tuple(map(Head, rows["layer"].tolist(), rows["head"].tolist()))
 
 
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
-    """Return what each head adds to the logit of true minus other label (nats), norm frozen."""
+    """Return the addition of each head to the logit difference, with the final norm frozen.
+
+    Args:
+        capture: Values of one prompt.
+        model: Model of the capture.
+
+    Returns:
+        Logit of the true label minus that of the other label (nats; layer, head).
+    """
     row = logit_difference_rows(capture, model)[0]
     return torch.stack(
         [
@@ -134,4 +157,5 @@ def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "lay
 
 
 def _token_text(model: Model, token: int) -> str:
+    """Return the text of a token, or a visible space."""
     return model.tokenizer.decode([token]).strip() or "␣"

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, at most one a minute anywhere else."""
+"""Progress of long work: a bar on a terminal, and at most one line a minute anywhere else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from tqdm import tqdm
 
 
 def say(line: str) -> None:
-    """Print a line on stderr; from a notebook, also where papermill or Jupyter was started."""
+    """Print a line on stderr.
+
+    From a notebook, the line also appears where papermill or Jupyter was started.
+
+    Args:
+        line: Text of the line.
+    """
     print(line, file=sys.stderr, flush=True)
     if type(sys.stderr).__module__.startswith("ipykernel."):
         with suppress(OSError):  # a kernel that does not keep the original
@@ -18,7 +24,15 @@ def say(line: str) -> None:
 
 
 def progress(what: str, total: int) -> tqdm:
-    """Return a bar over `total` prompts (`with progress("heads", 800) as bar: bar.update(8)`)."""
+    """Return a progress bar over prompts.
+
+    Args:
+        what: Name of the bar.
+        total: Number of prompts.
+
+    Returns:
+        The bar, as in `with progress("heads", 800) as bar: bar.update(8)`.
+    """
     wait = 0 if sys.stderr.isatty() else 60
     return tqdm(
         total=total, desc=what, unit="prompt", leave=False, delay=wait, mininterval=wait or 0.1

@@ -1,0 +1,1 @@
+"""Prompts: their texts, their blocks, their variants, and the positions of their parts."""

@@ -1,9 +1,9 @@
-"""Blocks of prompts: the unit of drawing and of resampling.
+"""Blocks of prompts, the unit of drawing and of resampling.
 
 A block is four prompts with the same texts: one order of the demonstrations and its mirror (true
-ones stand where false ones stood), each under both assignments of two labels to the two classes.
-Over a block neither a place nor a label word tells the class, so the mean logit difference is what
-the model owes to the texts (the *choice*), and a liking for one label word cancels (the *bias*).
+and false demonstrations exchanged), each under both assignments of two labels to the two classes.
+Over a block neither a place nor a label word tells the class. So the mean logit difference is the
+effect of the texts (the *choice*), and a preference for one label word cancels (the *bias*).
 
     >>> prompts = draw_blocks(20, Form(4, "line break"), seed=1)
     >>> len(prompts), len({prompt.dataset for prompt in prompts})
@@ -28,7 +28,7 @@ from twotowers.tables import read_csv
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
 
 DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
-"""What differs in the other prompts of a block -> how far on that prompt stands, or back: see
+"""Difference from another prompt of the block -> bits in which the numbers of both differ: see
 `donors_of`"""
 
 
@@ -36,7 +36,8 @@ DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
 def class_pairs() -> tuple[str, ...]:
     """Return the pairs of classes of data/words/pairs.csv, such as "animal/country".
 
-    The paper's pairs come first.
+    Returns:
+        Class pairs, the paper's pairs first.
     """
     pairs = read_csv(data_folder() / "words" / "pairs.csv", str)
     return tuple(pairs["first"] + "/" + pairs["second"])
@@ -44,13 +45,21 @@ def class_pairs() -> tuple[str, ...]:
 
 @cache
 def words() -> pd.DataFrame:
-    """Return data/words/words.csv, with the class of a word as `cls`."""
+    """Return data/words/words.csv, with the class of a word as `cls`.
+
+    Returns:
+        Table with a row for each word of each class.
+    """
     return read_csv(data_folder() / "words" / "words.csv").rename(columns={"class": "cls"})
 
 
 @cache
 def class_words() -> Mapping[str, list[str]]:
-    """Return the words of each class that are in no other class, in the order of words.csv."""
+    """Return the words of each class that are in no other class.
+
+    Returns:
+        Class -> words, in the order of words.csv.
+    """
     of_one_class = words().drop_duplicates("word", keep=False)
     return {cls: list(of) for cls, of in of_one_class.groupby("cls")["word"]}
 
@@ -64,19 +73,25 @@ def draw_blocks(
     labels: Sequence[str] = (),
     texts: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Prompt]:
-    """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class
-    pair.
+    """Return n blocks of four prompts each, with class pairs and label pairs in turn.
 
-    Within a class pair both classes are asked equally often. The four prompts of a block follow one
+    The class pairs take turns, and the label pairs take turns within each class pair. Within a
+    class pair, queries of both classes are equally frequent. The four prompts of a block follow one
     another: order, mirror, and both again with the labels exchanged.
 
     Args:
-        pairs: class pairs; default all of data/words/pairs.csv.
-        labels: label pairs; default all of data/words/labels.csv.
-        texts: class -> texts to draw from; default the word lists.
+        n: Number of blocks.
+        form: Template: the number of demonstrations of each class, and the separator.
+        seed: Seed of the draw.
+        pairs: Class pairs; by default all of data/words/pairs.csv.
+        labels: Label pairs; by default all of data/words/labels.csv.
+        texts: Class -> texts to draw from; by default the word lists.
+
+    Returns:
+        Prompts, block by block.
 
     Raises:
-        TwoTowersError: for an unknown class, equal labels, and a class with fewer than k + 2 texts.
+        TwoTowersError: If a class is unknown, or has fewer than k + 2 texts that are no labels.
     """
     pairs, labels = pairs or class_pairs(), labels or label_pairs()
     texts = texts or class_words()
@@ -116,7 +131,7 @@ def _block(
     texts: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> list[Prompt]:
-    """`asked`: which class of the pair its query is of."""
+    """Return the prompts of one block, whose query is of the class `asked` (0 or 1) of the pair."""
     classes, out = pair.split("/"), []
     own, other = classes[asked], classes[1 - asked]
     # A class may have its own name among its texts.
@@ -135,14 +150,17 @@ def _block(
 
 
 def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
-    """What each prompt is: coordinates of a measurement, as (dimensions, values).
+    """Return the properties of prompts, as coordinates of a measurement.
+
+    Args:
+        prompts: Prompts.
 
     Returns:
-        `block`; `pair` ("animal/country": the clusters of every interval); `labels` ("foo/bar",
-            sorted as the pair gives them); `cls` (the query's class); `query`; `true_label`;
-            `true_first` (the true label is the pair's first: the sign of the bias); `order`
-            ("TFFT": which places hold the query's class); `text`. Where all prompts have as many
-            demonstrations also `true` (prompt, place).
+        Name -> dimensions and values. The names are `block`; `pair` ("animal/country", the clusters
+        of every interval); `labels` ("foo/bar", in the order of the pair); `cls` (class of the
+        query); `query`; `true_label`; `true_first` (whether the true label is the pair's first, the
+        sign of the bias); `order` ("TFFT", the places of the query's class); `text`; and, if all
+        prompts have equal numbers of demonstrations, `true` (prompt, place).
     """
     rows = [
         {
@@ -158,31 +176,40 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
 
 
 def donors_of(encoded: Prompts) -> dict[str, list[int]]:
-    """Return for each name of DONORS the donor of every prompt of whole blocks, as a number."""
+    """Return the donor of every prompt of whole blocks, for each name of DONORS.
+
+    Args:
+        encoded: Prompts of whole blocks.
+
+    Returns:
+        Name -> numbers of the donors in `encoded`.
+    """
     return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
 
 
 def texts_of_one_length(
     tokenizer, form: Form, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Texts that have as many tokens as one another and as those of the other class of their pair.
+    """Return texts with equal numbers of tokens within each class pair.
 
     So any two prompts of a pair have their labels at the same positions. Tokens are counted at the
-    beginning of a prompt and within it; of the lengths, the one that leaves the scarcer class most
-    texts.
+    beginning of a prompt and inside it. If several lengths are possible, the result has the length
+    that leaves most texts to the class with fewer texts.
 
     Args:
-        pairs: class pairs.
-        texts: class -> texts.
+        tokenizer: Tokenizer of the model.
+        form: Template of the prompts.
+        pairs: Class pairs.
+        texts: Class -> texts.
 
     Returns:
-        Class -> texts, without pairs of which a class has fewer than k + 2 of them.
+        Class -> texts, without the pairs in which a class has fewer than k + 2 texts.
     """
     out = {}
     for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
         counts = [Counter(of_text.values()) for of_text in lengths.values()]
-        scarcer = counts[0] & counts[1]  # in the class that has fewer
+        scarcer = counts[0] & counts[1]  # in the class with fewer texts
         length = max(sorted(scarcer), key=scarcer.__getitem__, default=(0, 0))
         if scarcer[length] >= form.k + 2:
             for cls, of_text in lengths.items():
@@ -191,7 +218,7 @@ def texts_of_one_length(
 
 
 def _lengths(texts: Sequence[str], tokenizer, form: Form) -> dict[str, tuple[int, int]]:
-    """Text -> its tokens as the first text of a prompt, and after a demonstration."""
+    """Return for each text its tokens as a prompt's first text, and after a demonstration."""
     labels, separator = ("foo", "bar"), SEPARATORS[form.separator]
     prompts = [
         Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator)

@@ -1,13 +1,18 @@
-"""The paper's own sets of prompts (v1, section 3): false demonstrations first, true ones nearest
-the query, labels foo and bar.
+"""The paper's own sets of prompts, with labels foo and bar (v1, section 3).
 
-    prompts = paper_prompts("sentiment/number", 100)      # false class / true class, "foo" true
-    prompts[0].text                       # 'hate : bar calm : bar nine : foo six : foo two :'
-    [CHANGES["one true fewer"](p) for p in prompts]       # v1 section 5.1
-    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])     # v1 appendix A
+False demonstrations are first, and true demonstrations are nearest to the query.
 
-Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set,
-`block` its number.
+    >>> prompts = paper_prompts("sentiment/number", 100)      # false class / true class, "foo" true
+    >>> prompts[0].text
+    'jealous : bar awful : bar eleven : foo forty : foo billion :'
+    >>> CHANGES["one true fewer"](prompts[0]).text            # v1 section 5.1
+    'jealous : bar awful : bar eleven : foo billion :'
+    >>> prompts[0].dataset, prompts[1].block
+    ('sentiment/number', 1)
+
+Prompts of sentences come from `paper_prompts("TREC", 100,
+texts=sentence_sets("published")["TREC"])` (v1 appendix A). Prompt i of a set is always the same,
+for any number of prompts. A prompt's `dataset` is its set, `block` its number.
 """
 
 from __future__ import annotations
@@ -27,9 +32,9 @@ from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, pat
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """Named false class / true class; the query is of the true class"""
 LISTED_SETS = WORD_SETS[::2]
-"""Those whose lists of heads the paper shows (v1 figures 3 and 4)"""
+"""Word sets whose lists of heads the paper shows (v1 figures 3 and 4)"""
 K = 2
-"""Demonstrations of each class"""
+"""Number of demonstrations of each class"""
 LABELS = ("foo", "bar")
 CASE = Prompt(
     [Demonstration("love", "bar", "sentiment"), Demonstration("like", "bar", "sentiment"),
@@ -40,17 +45,25 @@ CASE = Prompt(
 PUBLISHED = {"SST-2": "sst2", "TREC": "trec", "AGNews": "agnews", "ETHOS": "ethos"}
 """The paper's sentence sets (v1 appendix A)"""
 CASE_OF = {"words": WORD_SETS[0], "sentences": "science/sport", "published": "AGNews"}
-"""Suite -> the set of its one whole case; the paper's own are of sentiment/number and of AGNews (v1
+"""Suite -> set of its single prompt; the paper's own are of sentiment/number and of AGNews (v1
 appendix C)"""
 _SEED = 5
 
 
 def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
-    """Set -> class -> sentences: of the paper's four published sets, or of the book's own, a set
-    for each class pair.
+    """Return the sentences of the paper's four published sets, or of the book's own sets.
 
-    A published set that cannot be had is left out, and told; raises Unavailable, with the reason,
-    where none can.
+    The book has a set for each class pair. A published set that is not available is left out, with
+    a message.
+
+    Args:
+        suite: "published" or "sentences".
+
+    Returns:
+        Set -> class -> sentences.
+
+    Raises:
+        Unavailable: If no published set is available. The error has the reason.
     """
     if suite == "sentences":
         texts = sentences.class_texts(suite)
@@ -73,14 +86,20 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
 def paper_prompts(
     name: str, n: int, *, seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None
 ) -> list[Prompt]:
-    """Prompts of one set.
+    """Return the prompts of one set.
+
+    Both classes of a prompt are drawn from all classes of `texts`. Half of each class's texts (by
+    seed) are only queries, and the others only demonstrations, as the paper's are from test and
+    train (v1 appendix A).
 
     Args:
-        name: the set, false class / true class; of sentences any name.
-        n: how many prompts.
-        texts: class -> sentences; default the word lists. Both classes are drawn of all of these
-            for each prompt, and half of each class's texts (by seed) are queries alone, the others
-            demonstrations alone: as the paper's come from test and train (v1 appendix A).
+        name: The set, false class / true class; of sentences, any name.
+        n: Number of prompts.
+        seed: Seed of the draw.
+        texts: Class -> sentences; by default the word lists.
+
+    Returns:
+        Prompts 0 to n - 1 of the set.
     """
     halves = {
         cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()]))
@@ -90,7 +109,7 @@ def paper_prompts(
 
 
 def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Those of demonstrations, and those of queries."""
+    """Return the texts of demonstrations, and the texts of queries."""
     mixed = list(rng.permutation(np.array(texts, dtype=object)))
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
@@ -98,6 +117,7 @@ def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], 
 def _draw(
     name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]
 ) -> Prompt:
+    """Return one prompt of a set."""
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
     pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
@@ -112,8 +132,16 @@ def _draw(
 
 
 def other_query(prompt: Prompt) -> Prompt:
-    """The prompt with a query of its other class (EMNLP tables 5 and 6, as summarised: the
-    prediction flips)."""
+    """Return the prompt with a query of its other class.
+
+    The prediction flips (EMNLP tables 5 and 6, as summarised).
+
+    Args:
+        prompt: A prompt of words.
+
+    Returns:
+        The prompt with a random query, whose label is the true label.
+    """
     cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
     used = {d.text for d in prompt.demonstrations} | set(LABELS)
     free = [word for word in class_words()[cls] if word not in used]
@@ -123,8 +151,8 @@ def other_query(prompt: Prompt) -> Prompt:
 
 
 ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}
-"""Every order of two true and two false demonstrations, the paper's first -> a prompt in that
-order"""
+"""Every order of two true and two false demonstrations, the paper's first -> function that returns
+a prompt in that order"""
 CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
@@ -134,6 +162,6 @@ CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "query of the other class": other_query,
     **{order: change for order, change in ORDERS.items() if order not in ("FFTT", "TTFF")},
 }
-"""Name -> how a prompt of a set is changed. The first, the fourth and those named after an order
-are all six orders (EMNLP table 8, as summarised)"""
+"""Name -> function that changes a prompt of a set. The first, the fourth and the changes with the
+name of an order are all six orders (EMNLP table 8, as summarised)"""
 COUNTERBALANCED = ("as it is", "labels exchanged", "true first", "true first, labels exchanged")

@@ -1,8 +1,8 @@
-"""Prompts of demonstrations, and where their parts lie among the tokens (paper: v1 section 3, "Word
-datasets").
+"""Prompts of demonstrations, and the positions of their parts among the tokens.
 
-Positions come from the tokenizer's own offsets: the character span of every part is known because
-the text is built here, so nothing is searched for in text or in decoded tokens.
+Source: v1 section 3, "Word datasets". Positions come from the tokenizer's own offsets. The
+character span of every part is known because the text is built here, so nothing is searched for in
+text or in decoded tokens.
 
     >>> from towerlab.model.loading import load
     >>> two = Demonstration("like", "bar"), Demonstration("two", "foo")
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from twotowers.errors import TwoTowersError
 
 Span = tuple[int, int]
-"""[start, stop), of characters or of tokens"""
+"""Interval [start, stop) of characters or of tokens"""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One "text : label"; `cls` names the class of the text, when there is one."""
+    """One "text : label"; `cls` is the class of the text, or "" if it has none."""
 
     text: str
     label: str
@@ -38,11 +38,11 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Demonstrations, then a query whose label the model must say.
+    """Demonstrations, followed by a query that the model must label.
 
-    `labels` are all label words in play, `true_label` the query's, `cls` the query's class,
-    `dataset` where it came from, `separator` what stands between demonstrations (SEPARATORS),
-    `block` the block it belongs to (`prompts.blocks`).
+    `labels` are all label words of the prompt, `true_label` is the query's label, `cls` the query's
+    class, `dataset` the origin of the prompt, `separator` the text between demonstrations
+    (SEPARATORS), and `block` the number of its block (`prompts.blocks`).
     """
 
     demonstrations: Sequence[Demonstration]
@@ -55,22 +55,23 @@ class Prompt:
     block: int = 0
 
     def __post_init__(self) -> None:
+        """Turn sequences into tuples, so that a prompt can be hashed."""
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
 
     @property
     def text(self) -> str:
-        """'love : bar like : bar eight : foo two : foo one :', without a space at the end."""
+        """Text such as 'love : bar eight : foo one :', without a space at the end."""
         return _lay_out(self).text
 
     @property
     def is_true(self) -> tuple[bool, ...]:
-        """Per demonstration: does it carry the query's label?"""
+        """Whether each demonstration has the query's label."""
         return tuple(d.label == self.true_label for d in self.demonstrations)
 
     @property
     def order(self) -> str:
-        """The same as letters, such as "FFTT"."""
+        """`is_true` as letters, such as "FFTT"."""
         return "".join("FT"[true] for true in self.is_true)
 
 
@@ -84,6 +85,7 @@ class _Layout(NamedTuple):
 
 
 def _lay_out(prompt: Prompt) -> _Layout:
+    """Return the text of a prompt with the character spans of its parts."""
     text, texts, labels = "", [], []
     for d in prompt.demonstrations:
         texts.append((len(text), len(text) + len(d.text)))
@@ -96,22 +98,22 @@ def _lay_out(prompt: Prompt) -> _Layout:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as token ids, with the place of each part. Positions count from 0 and include a
-    beginning token."""
+    """A prompt as token ids, with the positions of its parts.
+
+    Positions count from 0 and include a token for the beginning of the text.
+    """
 
     prompt: Prompt
     ids: tuple[int, ...]
     label_positions: tuple[int, ...]
-    """per demonstration, the token of its label word (the first one of a label of several
-    tokens)"""
+    """Position of the label's token, for each demonstration (of several tokens, the first)"""
     text_spans: tuple[Span, ...]
-    """per demonstration, the tokens that hold characters of its text"""
+    """Interval of the tokens with characters of the text, for each demonstration"""
     query_span: Span
     last: int
-    """the position of the final ':'"""
+    """Position of the final ':'"""
     label_ids: dict[str, int]
-    """label word -> id of the token that is followed: what the model would say next to begin that
-    label"""
+    """Label word -> id of the followed token, with which the model would begin that label"""
 
     @property
     def true_id(self) -> int:
@@ -125,7 +127,7 @@ class Encoded:
 
     @property
     def label_pair(self) -> tuple[int, int]:
-        """Ids of the followed tokens of both labels, the true one first."""
+        """Ids of the followed tokens of both labels, the true label first."""
         return self.true_id, next(
             token for token in self.label_ids.values() if token != self.true_id
         )
@@ -139,17 +141,23 @@ def encode_all(
 ) -> list[Encoded]:
     """Return token ids and positions of prompts, in their order.
 
-    The followed token of a label is the one that follows the prompt's own ids when " label" is
+    The followed token of a label is the token that follows the prompt's own ids when " label" is
     appended.
 
     Args:
-        max_length: tokens that the model reads.
+        prompts: Prompts of any length.
+        tokenizer: Tokenizer of the model.
+        max_length: Maximum number of tokens of a prompt, or None for no limit.
+
+    Returns:
+        Encoded prompts.
 
     Raises:
-        TwoTowersError: naming the prompt, when the tokenizer has no offsets; the final ':' is not
-            the last token; a label merges with its neighbours, has another token in the prompt than
-            at its end, is unknown to the vocabulary, or begins with the same token as another
-            label; a text or label holds a special token; the prompt is over `max_length` tokens.
+        TwoTowersError: If the tokenizer has no offsets; if the final ':' is not the last token; if
+            a label merges with its neighbours, has another token in the prompt than at its end, is
+            unknown to the vocabulary, or begins with the same token as another label; if a text or
+            label contains a special token; or if the prompt has more than `max_length` tokens. The
+            error names the prompt.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise TwoTowersError(
@@ -168,12 +176,15 @@ def encode_all(
 
 
 class _Tokens(NamedTuple):
+    """Token ids of a text, with the character offsets of each token."""
+
     ids: list[int]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
 
 def _tokenise(texts: list[str], tokenizer: Any) -> Iterator[_Tokens]:
+    """Yield the tokens of each text."""
     batch = tokenizer(
         texts,
         return_offsets_mapping=True,
@@ -269,11 +280,17 @@ def _encode(
 
 
 def batches(encoded: Prompts, max_tokens: int = 4096) -> Iterator[tuple[list[int], Prompts]]:
-    """Batches of equal token length, so that no padding is needed: (indices into `encoded`,
-    prompts).
+    """Yield batches of prompts of equal token length, so that no padding is needed.
 
-    A batch holds at most `max_tokens` tokens, and at least one prompt. Lengths come in order of
-    first appearance, prompts of a length in their own order.
+    A batch has at most `max_tokens` tokens, and at least one prompt. Lengths are in the order of
+    their first appearance, and prompts of a length in their own order.
+
+    Args:
+        encoded: Prompts of any length.
+        max_tokens: Maximum number of tokens of a batch.
+
+    Yields:
+        Indices into `encoded`, and the prompts of these indices.
     """
     groups: dict[int, list[int]] = {}
     for index, e in enumerate(encoded):

@@ -1,14 +1,15 @@
-"""Sentences in place of words (paper: v1 appendices A to D): our own, and four published sets.
+r"""Sentences in place of words: the book's own, and four published sets.
 
-The published files are in the folder TWOTOWERS_DATA, by default the system's cache folder, and are
-downloaded there once. data/sentences/files.csv pins each to a commit and its SHA-256. No published
-sentence is in this repository or in any measurement (data/sentences/README.md).
+Source: v1 appendices A to D. The published files are in the folder TWOTOWERS_DATA, by default the
+system's cache folder, and are downloaded there once. data/sentences/files.csv pins each file to a
+commit and its SHA-256. No published sentence is in this repository or in any measurement
+(data/sentences/README.md).
 
     >>> class_pairs("sentences")
     ('negative/positive', 'science/sport')
     >>> sorted(class_texts("sentences"))
     ['negative', 'positive', 'science', 'sport']
-    >>> list(read("sst2", b"0\\tDull .\\nno line of the set"))
+    >>> list(read("sst2", b"0\tDull .\nno line of the set"))
     [('negative', 'Dull .')]
 """
 
@@ -69,7 +70,15 @@ _TAG = re.compile(r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>", 
 
 @cache
 def class_pairs(suite: str) -> tuple[str, ...]:
-    """Return the class pairs of a suite; own sentences are paired in the order of their classes.
+    """Return the class pairs of a suite.
+
+    The book's own sentences are paired in the order of their classes.
+
+    Args:
+        suite: "words", "sentences" or "published".
+
+    Returns:
+        Class pairs, such as "science/sport".
 
     Raises:
         TwoTowersError: If own.csv has an odd number of classes.
@@ -89,6 +98,12 @@ def class_pairs(suite: str) -> tuple[str, ...]:
 def class_texts(suite: str) -> Mapping[str, list[str]]:
     """Return the texts of each class of a suite.
 
+    Args:
+        suite: "words", "sentences" or "published".
+
+    Returns:
+        Class -> texts.
+
     Raises:
         TwoTowersError: If a file cannot be read or downloaded.
     """
@@ -102,7 +117,13 @@ def class_texts(suite: str) -> Mapping[str, list[str]]:
 
 @cache
 def set_texts(name: str) -> dict[str, list[str]]:
-    """Return the sentences of one published set for each class, such as "trec human".
+    """Return the sentences of one published set for each class.
+
+    Args:
+        name: Published set, such as "trec".
+
+    Returns:
+        Class, such as "trec human" -> sentences.
 
     Raises:
         TwoTowersError: If the file cannot be downloaded.
@@ -113,7 +134,14 @@ def set_texts(name: str) -> dict[str, list[str]]:
 def usable(name: str, content: bytes) -> dict[str, list[str]]:
     """Return the texts of each class of one file, mended and with single spaces.
 
-    A text is left out if it comes a second time, is in two classes, has no words, or is too long.
+    A text is left out if it is a duplicate, is in two classes, has no words, or is too long.
+
+    Args:
+        name: Published set.
+        content: File of the set.
+
+    Returns:
+        Class -> texts.
     """
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for cls, text in read(name, content):
@@ -132,8 +160,15 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
 def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
     """Yield the class and the text of every line that fits the pattern of the set.
 
-    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (12 lines of
-    ethos) stay.
+    Tokens of the publishers (-lrb-, ``) and damaged letters in the files (12 lines of ethos) are
+    not changed.
+
+    Args:
+        name: Published set.
+        content: File of the set.
+
+    Yields:
+        Class and text.
     """
     encoding, pattern, classes = SETS[name]
     text = content.decode(encoding)
@@ -149,22 +184,39 @@ def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def mended(text: str) -> str:
-    """Return a text of AG News without broken entities, HTML tags, and backslashes."""
+    """Return a text of AG News without broken entities, HTML tags, and backslashes.
+
+    Args:
+        text: A text of the file.
+
+    Returns:
+        The mended text.
+    """
     text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), html.unescape(text))
     return _TAG.sub(" ", text).replace("\\$", "$").replace("\\", " ")
 
 
 @cache
 def pins() -> pd.DataFrame:
-    """Return data/sentences/files.csv, a row for each published set."""
+    """Return data/sentences/files.csv, with a row for each published set.
+
+    Returns:
+        Table with the address, the file name and the SHA-256 of each set.
+    """
     return read_csv(data_folder() / "sentences" / "files.csv").set_index("set")
 
 
 def fetch(name: str) -> bytes:
-    """Return the file of a published set, which is downloaded if it is not in the folder yet.
+    """Return the file of a published set, and download it if it is missing.
+
+    Args:
+        name: Published set.
+
+    Returns:
+        Content of the file.
 
     Raises:
-        TwoTowersError: If the file is another than the pinned one, or cannot be downloaded.
+        TwoTowersError: If the file is not the pinned file, or cannot be downloaded.
     """
     pin = pins().loc[name]
     path = Path(os.environ.get(DATA) or pooch.os_cache("twotowers")).expanduser() / pin.file

@@ -7,8 +7,8 @@
     'eight : foo two : foo love : bar like : bar one :'
 
 Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt
-and its variants can be joined and resampled together. A pattern such as "FFTT" says which places
-hold demonstrations of the query's label (T); it is the coordinate `order` of a measurement.
+and its variants can be joined and resampled together. A pattern such as "FFTT" marks the places
+with demonstrations of the query's label (T). It is the coordinate `order` of a measurement.
 """
 
 from __future__ import annotations
@@ -27,14 +27,25 @@ def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
 
     Args:
         prompt: A prompt with two or more demonstrations of the kind.
-        kind: Whether a true or a false demonstration goes.
+        kind: Whether a true or a false demonstration is removed.
+
+    Returns:
+        The shorter prompt.
     """
     last = max(i for i, true in enumerate(prompt.is_true) if true == kind)
     return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != last])
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
-    """Return the prompt in the order of a pattern such as "FFTT"; each kind keeps its own order."""
+    """Return the prompt in the order of a pattern such as "FFTT".
+
+    Args:
+        prompt: A prompt.
+        pattern: Pattern with the prompt's own numbers of T and F.
+
+    Returns:
+        The prompt, with true and false demonstrations each in their own order.
+    """
     places = {
         letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter])
         for letter in "TF"
@@ -43,8 +54,14 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
 
 
 def patterns(prompt: Prompt) -> list[str]:
-    """Every order of true and false demonstrations, each kind in its own order: 6 of 2 + 2, "TTFF"
-    first."""
+    """Return every pattern of the prompt's true and false demonstrations, "TTFF" first.
+
+    Args:
+        prompt: A prompt.
+
+    Returns:
+        Patterns: 6 of 2 + 2 demonstrations.
+    """
     n, true = len(prompt.is_true), sum(prompt.is_true)
     return [
         "".join("T" if i in places else "F" for i in range(n))
@@ -53,17 +70,29 @@ def patterns(prompt: Prompt) -> list[str]:
 
 
 def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
-    """The prompt with another query, whose label becomes the true one.
+    """Return the prompt with another query, whose label becomes the true label.
 
     Args:
-        cls: the query's class, one of the demonstrations'.
+        prompt: A prompt.
+        query: Text of the query.
+        cls: Class of the query, one of the demonstrations' classes.
+
+    Returns:
+        The prompt with the query.
     """
     label = next(d.label for d in prompt.demonstrations if d.cls == cls)
     return replace(prompt, query=query, cls=cls, true_label=label)
 
 
 def exchanged_labels(prompt: Prompt) -> Prompt:
-    """The two labels exchanged everywhere, the true label included; texts stay."""
+    """Return the prompt with the two labels exchanged, the true label included.
+
+    Args:
+        prompt: A prompt with two labels.
+
+    Returns:
+        The prompt with the same texts.
+    """
     first, second = prompt.labels
     other = {first: second, second: first}
     demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
@@ -71,15 +100,18 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
 
 
 def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
-    """The first prompt of every block in some orders x a query of either class x both assignments.
+    """Return prompts in some orders x a query of either class x both label assignments.
 
-    A query of the other class is a random text of that class from the other prompts of the set. The
-    design matrix (last label, mean place, match of query and label ...) follows from the
-    coordinates order, labels and true_label.
+    They are variants of the first prompt of every block. A query of the other class is a random
+    text of that class from the other prompts of the set. The design matrix (last label, mean place,
+    match of query and label ...) follows from the coordinates order, labels and true_label.
 
     Args:
         blocks: Whole blocks, two or more of each class pair.
         orders: Patterns such as "FFTT".
+
+    Returns:
+        Prompts, block by block.
     """
     rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
@@ -95,7 +127,7 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
 
 
 def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
-    """Class -> the texts of the set that belong to it."""
+    """Return the texts of each class in a set of prompts."""
     out: dict[str, list[str]] = {}
     for p in prompts:
         for text, cls in ((p.query, p.cls), *((d.text, d.cls) for d in p.demonstrations)):
@@ -104,4 +136,5 @@ def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
 
 
 def _rearrange(prompt: Prompt, places: Sequence[int]) -> Prompt:
+    """Return the prompt with the demonstrations of some places, in their order."""
     return replace(prompt, demonstrations=tuple(prompt.demonstrations[i] for i in places))
