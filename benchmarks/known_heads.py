@@ -50,7 +50,7 @@ def main(name: str) -> int:
     model, design = pipeline.model, pipeline.design
     pairs, labels = design.class_pairs[:4], design.label_pairs[:1]
     prompts = design.blocks(20, SELECTION, pairs=pairs, labels=labels)
-    encoded, shuffled = design.encode(prompts), design.encode(shuffled_labels(prompts))
+    encoded, shuffled = design.encode(prompts), design.encode(_shuffled_labels(prompts))
     heads = head_selection.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
     recognition, learning = task_subspace_scores(model, encoded).values()
     scores = {
@@ -65,12 +65,12 @@ def main(name: str) -> int:
     }
     path = data_folder() / "known_heads.csv"
     table = read_csv(path)
-    table = pd.concat([table[table["model"] != pipeline.name], first_heads(pipeline.name, scores)])
+    table = pd.concat([table[table["model"] != pipeline.name], _first_heads(pipeline.name, scores)])
     table.to_csv(path, index=False)
     return 0
 
 
-def first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) -> pd.DataFrame:
+def _first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) -> pd.DataFrame:
     """Return the heads with the largest scores, a row for each ranking and head.
 
     Args:
@@ -223,7 +223,7 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({(prompt.cls, prompt.true_label), *demonstrations}))
 
 
-def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
+def _shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts with labels that do not depend on classes.
 
     Each class has each label equally often, at random. Todd et al. (2024) shuffle labels freely,

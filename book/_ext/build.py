@@ -59,7 +59,7 @@ def sphinx(source: Path, output: Path, log: Path) -> str:
     return f"{lines[0]} ({len(lines)} in all: {log})"
 
 
-def put_in_place(pages: Path, html: Path) -> None:
+def _put_in_place(pages: Path, html: Path) -> None:
     """Replace a link by a link to a copy of the pages, in one step.
 
     Args:
@@ -90,7 +90,7 @@ def main() -> int:
         stage(Path(), BUILD / "stage")
         why = sphinx(BUILD / "stage", BUILD / "sphinx", BUILD / "sphinx.log")
         if not why:
-            put_in_place(BUILD / "sphinx/_build/html", BUILD / "html")
+            _put_in_place(BUILD / "sphinx/_build/html", BUILD / "html")
     except (OSError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:

@@ -76,7 +76,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
     return read
 
 
-def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
+def _looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
     """Yield the columns of the measurement "looks".
 
     Args:
@@ -117,7 +117,7 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     every = [("attention difference", head_selection.attention_difference(heads), False)]
     every += [(name, heads[name], False) for name in ("writing", "contribution")]
     every += [("increase", increases["increase"], False)] if increases is not None else []
-    every += looks_columns(looks) if looks is not None else []
+    every += _looks_columns(looks) if looks is not None else []
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
     out = {}
     for name, values, bounded in every:

@@ -176,7 +176,7 @@ def tests(build: Path) -> pd.DataFrame:
     return judged[~judged["claim"].isin(claims.UNCOUNTED)]
 
 
-def row_link(item: str) -> str:
+def _row_link(item: str) -> str:
     """Return the name of a result of the paper as a link to its row.
 
     Args:
@@ -215,7 +215,7 @@ def summary(judged: pd.DataFrame) -> str:
     firm = specific & ~(asked["firmness"] < FIRM)
     items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(shipped_models())
     always, never = (
-        ", ".join(row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
+        ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
         for so in (firm, ~specific)
     )
     return (
@@ -278,7 +278,7 @@ def picture(build: Path) -> str:
     heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
     lines = []
     for item in dict.fromkeys(judged["claim"]):
-        line = f'<th scope="row">{row_link(item).replace(">appendix ", ">")}</th>'
+        line = f'<th scope="row">{_row_link(item).replace(">appendix ", ">")}</th>'
         for row in (cells.get((item, model)) for model in models):
             line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
         lines.append(f"<tr>{line}</tr>")
@@ -289,7 +289,7 @@ def picture(build: Path) -> str:
         for i in range(0, len(lines), third)
     )
     signs = "; ".join(
-        f'<span class="verdict {name_of(v)}">{of}</span> {v}' for v, of in SIGNS.items()
+        f'<span class="verdict {_name_of(v)}">{of}</span> {v}' for v, of in SIGNS.items()
     )
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
@@ -298,7 +298,7 @@ def picture(build: Path) -> str:
     )
 
 
-def name_of(verdict: str) -> str:
+def _name_of(verdict: str) -> str:
     """Return the class of a verdict in style sheets.
 
     Args:
@@ -319,12 +319,12 @@ def cell(row) -> str:
     mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
     anchor = claims.paper_results()[row.claim].anchor
     return (
-        f'<a class="verdict {name_of(row.verdict)}" href="figure-by-figure.html#row-{anchor}" '
+        f'<a class="verdict {_name_of(row.verdict)}" href="figure-by-figure.html#row-{anchor}" '
         f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
     )
 
 
-def byline() -> str:
+def _byline() -> str:
     """Return authors, version, and the date of the last measurement that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
@@ -346,7 +346,7 @@ def drawn(build: Path) -> str:
     return (
         f'<div id="first" class="first">{live(build)}<div '
         f'class="first-holds">{findings(build)}<nav class="first-doors" aria-label="Where to '
-        f'go">{doors}</nav></div>{picture(build)}<p class="first-by">{escape(byline())}</p></div>'
+        f'go">{doors}</nav></div>{picture(build)}<p class="first-by">{escape(_byline())}</p></div>'
     )
 
 

@@ -29,7 +29,7 @@ def definitions(glossary: nodes.document) -> dict[str, str]:
     return terms
 
 
-def name_places(app, doctree) -> None:
+def _name_places(app, doctree) -> None:
     """Let Markdown links find terms and figures in the same way as headings.
 
     A link to a missing place is still a warning.
@@ -51,7 +51,7 @@ def name_places(app, doctree) -> None:
         }
 
 
-def read_again(app, env, added, changed, removed) -> list[str]:
+def _read_again(app, env, added, changed, removed) -> list[str]:
     """Return all pages if the glossary has changed, since their links show its definitions.
 
     Args:
@@ -64,7 +64,7 @@ def read_again(app, env, added, changed, removed) -> list[str]:
     return sorted(env.found_docs - {GLOSSARY}) if GLOSSARY in added | changed else []
 
 
-def add_titles(app, doctree, docname) -> None:
+def _add_titles(app, doctree, docname) -> None:
     """Add the definition of its term to each link to the glossary.
 
     Args:
@@ -87,7 +87,7 @@ def setup(app) -> dict:
     Args:
         app: Application of Sphinx.
     """
-    app.connect("doctree-read", name_places)
-    app.connect("env-get-outdated", read_again)
-    app.connect("doctree-resolved", add_titles)
+    app.connect("doctree-read", _name_places)
+    app.connect("env-get-outdated", _read_again)
+    app.connect("doctree-resolved", _add_titles)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

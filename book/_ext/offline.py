@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent.parent / "_page"
 TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has its own words
 
 
-def write_files(app) -> None:
+def _write_files(app) -> None:
     """Write scripts, and charts as pictures, to the folder of Sphinx before pages are written.
 
     Args:
@@ -61,7 +61,7 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
         app.add_js_file("book/charts.js", loading_method="defer")
 
 
-def every_page(app, env) -> list[str]:
+def _every_page(app, env) -> list[str]:
     """Return all pages, so that all are written if one is.
 
     The search index forgets the index entries of a page that is not written.
@@ -87,8 +87,8 @@ def setup(app) -> dict:
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
     app.connect("config-inited", first.set_address)
-    app.connect("builder-inited", write_files)
-    app.connect("env-updated", every_page)
+    app.connect("builder-inited", _write_files)
+    app.connect("env-updated", _every_page)
     app.connect("html-page-context", for_one_page)
     app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)

@@ -256,7 +256,7 @@ def compare(
         TwoTowersError: If dimensions are wrong, if whole or control have other prompts, if values
             are not finite, or if prompts with class names as labels are mixed with others.
     """
-    check_prompts(values, whole, control)
+    _check_prompts(values, whole, control)
     if not values.size:
         return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
     effect = _effect(values, whole)
@@ -320,7 +320,7 @@ def distinct(control: xr.DataArray) -> list[int]:
     return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
-def check_prompts(
+def _check_prompts(
     values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
 ) -> None:
     """Check that all arrays have the same prompts, and that these have labels of one kind.

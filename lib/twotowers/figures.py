@@ -143,7 +143,7 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
     return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
 
 
-def short_names(models: pd.Series) -> pd.Series:
+def _short_names(models: pd.Series) -> pd.Series:
     """Return names of models for a chart, in which long names lose their middle.
 
     The names of checkpoints often differ only at their ends. If two names would become equal, all
@@ -178,7 +178,7 @@ def facets(
     """
     if table.empty:
         chart, height = alt.Chart().mark_point(), 0  # Altair cannot infer types of no rows
-    table = table.assign(model=short_names(table["model"]))
+    table = table.assign(model=_short_names(table["model"]))
     names = table["model"].unique().tolist()
     across = table[column].nunique() if column else min(columns, len(names))
     panel = chart.properties(width=max(120, WIDTH // max(1, across) - 65), height=height)
@@ -213,7 +213,7 @@ def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
         title: Title of the axis.
         null: Position of the dashed line.
     """
-    table = table.assign(model=short_names(table["model"]))
+    table = table.assign(model=_short_names(table["model"]))
     numbers = ("effect", "effect_low", "effect_high", "control")
     tip = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
     base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tip)

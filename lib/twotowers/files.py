@@ -90,7 +90,7 @@ def digits(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
+def _deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
     """Return the settings that decide the numbers of a measurement.
 
     Args:
@@ -105,7 +105,7 @@ def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, A
     return settings.model_dump(exclude=others, **dump)
 
 
-def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
+def _changed_settings(name: str, settings: Settings) -> dict[str, Any]:
     """Return the deciding settings of a measurement that differ from their defaults.
 
     The suite is not among them.
@@ -114,7 +114,7 @@ def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
         name: Measurement.
         settings: All settings.
     """
-    changed = deciding_settings(name, settings, exclude_defaults=True)
+    changed = _deciding_settings(name, settings, exclude_defaults=True)
     changed.pop("suite", None)
     return dict(sorted(changed.items()))
 
@@ -128,7 +128,7 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
         fingerprint: Fingerprint of the model.
     """
     made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
-    fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
+    fields = _deciding_settings(name, settings) | made_from | {"versions": versions(name)}
     return json.dumps(fields, sort_keys=True)
 
 
@@ -143,7 +143,7 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
         model: Name of the model among measurements.
         name: Measurement.
     """
-    out, changed = Path(settings.out), changed_settings(name, settings)
+    out, changed = Path(settings.out), _changed_settings(name, settings)
     if not changed or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
     return out / model / f"{settings.suite}-{digits(changed)[:DIGITS_OF_NAMES]}"
@@ -342,5 +342,5 @@ def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
         settings: All settings.
     """
     made_with = json.loads(data.attrs["identity"])
-    changed = changed_settings(data.attrs["measurement"], settings).items()
+    changed = _changed_settings(data.attrs["measurement"], settings).items()
     return all(made_with[name] == value for name, value in changed if name not in NUMBERS)

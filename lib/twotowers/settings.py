@@ -70,7 +70,7 @@ def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tu
     return tuple(str(row) for row in rows if row.kind in kinds)
 
 
-def check_labels(labels: Sequence[str]) -> None:
+def _check_labels(labels: Sequence[str]) -> None:
     """Check that labels are two or more different words.
 
     Args:
@@ -103,7 +103,7 @@ def _pairs(value: Any) -> list[str]:
                 f"'{'/'.join(labels)}' is no label pair: write two words such as foo/bar, and "
                 "several pairs with commas between them"
             )
-        check_labels(labels)
+        _check_labels(labels)
     if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
         raise TwoTowersError(
             f"a label pair is there twice in {', '.join(pairs)}: leave one out, since blocks have "
