@@ -35,15 +35,8 @@ TOP_TOKENS = 5  # number of tokens in a table of answers, besides the labels
 TOP_HEADS = 5  # number of heads whose attention is shown if none is ablated
 
 
-def mix_classes(prompt: Prompt) -> Prompt:
-    """Return the prompt with the labels of its first and last demonstration exchanged.
-
-    Args:
-        prompt: A prompt with at least two demonstrations.
-
-    Returns:
-        The prompt with the same texts.
-    """
+def _mix_classes(prompt: Prompt) -> Prompt:
+    """Return the prompt with the labels of its first and last demonstration exchanged."""
     first, *rest, last = prompt.demonstrations
     first, last = replace(first, label=last.label), replace(last, label=first.label)
     return replace(prompt, demonstrations=(first, *rest, last))
@@ -53,7 +46,7 @@ SCENES: dict[str, Callable[[Prompt], Prompt]] = {
     "Swap the labels": exchanged_labels,
     "Move the matching examples away": true_first,
     "Remove one": one_fewer,
-    "Mix two classes": mix_classes,
+    "Mix two classes": _mix_classes,
     "A query of neither class": lambda prompt: replace(prompt, query="river"),
 }
 """Name of a change -> the change."""

@@ -64,7 +64,7 @@ def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.D
         (head_set, prompt). `head_set` are "none", the plain run, and the names of `sets`.
     """
     runs = {NONE: (), **sets}
-    arrays = ablated(model, encoded, list(runs.values()), "all")
+    arrays = _ablated(model, encoded, list(runs.values()), "all")
     return observations("ablations", encoded, arrays, head_set=list(runs))
 
 
@@ -92,7 +92,7 @@ def single_ablations(
     """
     shape = model.n_layers, model.n_heads
     heads = [[at] if at[0] >= first_layer else () for at in np.ndindex(shape)]
-    answered = ablated(model, encoded, [(), *heads], positions)
+    answered = _ablated(model, encoded, [(), *heads], positions)
     lost = {name: (x[:, :1] - x[:, 1:]).reshape(-1, *shape) for name, x in answered.items()}
     arrays = {
         "log_prob_lost": lost["log_prob_true"],
@@ -103,20 +103,10 @@ def single_ablations(
 
 
 @torch.inference_mode()
-def ablated(
+def _ablated(
     model: Model, encoded: Prompts, runs: Sequence[Heads], positions: Positions
 ) -> dict[str, np.ndarray]:
-    """Compute answers with the heads of each run ablated.
-
-    Args:
-        model: Any model.
-        encoded: Prompts.
-        runs: Heads of each run.
-        positions: Positions at which heads are ablated, "all" or "last".
-
-    Returns:
-        Variables of `answers_of` -> values (prompt, run).
-    """
+    """Return answers (prompt, run) with the heads of each run ablated."""
 
     def run(_, batch: Prompts) -> Tensors:
         if positions == "last":
@@ -156,21 +146,14 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 
 
-def labels_to_own_text(encoded: Encoded) -> Edges:
-    """Return the edges from each label, and the tokens between it and its text, to its text.
-
-    Args:
-        encoded: A prompt.
-
-    Returns:
-        Edges of all its demonstrations.
-    """
+def _labels_to_own_text(encoded: Encoded) -> Edges:
+    """Return the edges from each label, and the tokens between it and its text, to its text."""
     pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
     return [(slice(stop, label + 1), slice(start, stop)) for label, (start, stop) in pairs]
 
 
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
-    "labels and colons to own text": labels_to_own_text,
+    "labels and colons to own text": _labels_to_own_text,
     "last position to query": lambda e: [(slice(e.last, None), slice(*e.query_span))],
 }
 

@@ -67,14 +67,14 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     words = words.drop_vars(["layer", "head"]).rename(listed_head="named_head")
 
     def read(capture: Capture) -> Tensors:
-        attention, values = at_own_weights(model, capture, heads)
+        attention, values = _at_own_weights(model, capture, heads)
         starts = [capture.resid_pre[layer, 0] for layer, _ in heads]
         swept = torch.tensor(WEIGHTS).to(values)[:, None] * values[:SWEPT, :, None]
         own = attention.to(values)[..., None] * values
         return {
             "attention": attention[None],
-            "place_increase": increases_with(model, capture, starts, own)[None],
-            "swept_increase": increases_with(model, capture, starts[:SWEPT], swept)[None],
+            "place_increase": _increases_with(model, capture, starts, own)[None],
+            "swept_increase": _increases_with(model, capture, starts[:SWEPT], swept)[None],
         }
 
     arrays = read_prompts("case", model, [encoded], {"weights", "values"}, read)
@@ -84,19 +84,10 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     return xr.merge(parts, compat="override", join="override")
 
 
-def at_own_weights(
+def _at_own_weights(
     model: Model, capture: Capture, heads: Sequence[Head]
 ) -> tuple[Float[Tensor, "named_head place"], Float[Tensor, "named_head place d_model"]]:
-    """Return the attention of heads on each label of one prompt, and their output at weight 1.
-
-    Args:
-        model: Any model.
-        capture: Values of one prompt, with "weights" and "values".
-        heads: Heads to follow.
-
-    Returns:
-        Attention (named_head, place), and value-output vectors (named_head, place, d_model).
-    """
+    """Return the attention of heads on each label of one prompt, and their output at weight 1."""
     attention = at_labels(capture, capture.weights)[0]
     values = [
         label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
@@ -121,11 +112,11 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
     """
 
     def read(capture: Capture) -> Tensors:
-        attention, values = at_own_weights(model, capture, heads)
+        attention, values = _at_own_weights(model, capture, heads)
         starts = capture.resid_pre[[layer for layer, _ in heads]]
         vectors = attention.to(values)[..., None] * values
         # All heads together: the unembedding is read once for each call.
-        increase = increases_with(model, capture, [starts], [vectors])
+        increase = _increases_with(model, capture, [starts], [vectors])
         return {"attention": attention[None], "place_increase": increase}
 
     # One token at most: each prompt is a batch by itself.
@@ -133,23 +124,13 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
     return observations("label_increases", encoded, arrays, named_head=named(heads))
 
 
-def increases_with(
+def _increases_with(
     model: Model,
     capture: Capture,
     starts: Iterable[Float[Tensor, "*#vectors d_model"]],
     vectors: Iterable[Float[Tensor, "*vectors d_model"]],
 ) -> Float[Tensor, "start *vectors"]:
-    """Return the increases of the true label by the vectors that are added to each start.
-
-    Args:
-        model: Any model.
-        capture: Values of one prompt, whose final norm is frozen.
-        starts: Residual vectors (*#vectors, d_model).
-        vectors: Vectors that are added to each start (*vectors, d_model).
-
-    Returns:
-        Increases (nats; start, *vectors).
-    """
+    """Return the increases (nats) of the true label by the vectors that are added to each start."""
     scale = unembed.norm_scale(capture.resid_final, model.unembedding)
 
     def log_prob(rows: Tensor) -> Tensor:
@@ -195,16 +176,16 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         starts, vectors = capture.resid_pre[:, 0], head_vectors(model, capture)
         others = starts[:, None] + vectors.sum(1, keepdim=True) - vectors
-        of_positions = [subvalues(model, capture, layer)[head] for layer, head in heads]
-        error, n = sum_of_parts(model, capture, vectors)
-        of_neurons = neurons(model, capture)
+        of_positions = [_subvalues(model, capture, layer)[head] for layer, head in heads]
+        error, n = _sum_of_parts(model, capture, vectors)
+        of_neurons = _neurons(model, capture)
         at = zip(*(of_neurons[f"neuron_{of}"].tolist() for of in ("layer", "number")), strict=True)
         every = {
             "sum_error": error,
             "n_parts": torch.tensor(n),
-            "increase": increases_with(model, capture, starts, vectors),
-            "increase_last": increases_with(model, capture, others, vectors),
-            "position_increase": increases_with(
+            "increase": _increases_with(model, capture, starts, vectors),
+            "increase_last": _increases_with(model, capture, others, vectors),
+            "position_increase": _increases_with(
                 model, capture, [starts[layer] for layer, _ in heads], of_positions
             ),
             "head_to_neuron": torch.stack([from_heads(model, capture, vectors, *of) for of in at]),
@@ -216,17 +197,10 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     return observations("parts", [encoded], arrays, named_head=named(heads))
 
 
-def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:
-    """Return the vector that every head of a layer adds to the stream from each position.
-
-    Args:
-        model: Any model.
-        capture: Values of one prompt, with "weights" and "values".
-        layer: Layer of the heads.
-
-    Returns:
-        Vectors (head, position, d_model).
-    """
+def _subvalues(
+    model: Model, capture: Capture, layer: int
+) -> Float[Tensor, "head position d_model"]:
+    """Return the vector that every head of a layer adds to the stream from each position."""
     values = model.for_query_heads(capture.values[layer, 0])
     weighted = capture.weights[layer, 0].to(values)[..., None] * values
     return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
@@ -242,20 +216,13 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
     Returns:
         Vectors (layer, head, d_model).
     """
-    return torch.stack([subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)])
+    return torch.stack(
+        [_subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)]
+    )
 
 
-def sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tensor, int]:
-    """Return `sum_error` and `n_parts` of `parts`.
-
-    Args:
-        model: Any model.
-        capture: Values of one prompt, with "neurons".
-        vectors: Vectors of all heads (layer, head, d_model), which are sums over positions.
-
-    Returns:
-        Relative error, and number of parts.
-    """
+def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tensor, int]:
+    """Return `sum_error` and `n_parts` of `parts`; vectors of heads are sums over positions."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
     for layer in range(model.n_layers):
@@ -268,16 +235,8 @@ def sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tenso
     return (total - final).abs().max() / final.abs().max(), n
 
 
-def neurons(model: Model, capture: Capture) -> Tensors:
-    """Return the variables of `parts` about neurons.
-
-    Args:
-        model: Any model.
-        capture: Values of one prompt, with "neurons".
-
-    Returns:
-        Variables over (neuron,) or (candidate,), and `raising`, a number.
-    """
+def _neurons(model: Model, capture: Capture) -> Tensors:
+    """Return the variables of `parts` about neurons, over (neuron,) or (candidate,)."""
     unembedding, word = model.unembedding, capture.true_ids
     strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]
 
@@ -300,7 +259,7 @@ def neurons(model: Model, capture: Capture) -> Tensors:
         )
         numbers = found.nonzero()
         starts = states[numbers[:, 0]]
-        (increase,) = increases_with(model, capture, [starts], [vectors])
+        (increase,) = _increases_with(model, capture, [starts], [vectors])
         ranks = unembed.rank(vectors, word.expand(len(vectors), 1), unembedding)[:, 0]
         return numbers, increase.double(), ranks, (products > 0).double().mean()
 

@@ -71,19 +71,12 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
         }
 
     record = {"weights", "values"}
-    arrays = read_prompts("heads", model, encoded, record, read, tokens_at_once(model))
+    arrays = read_prompts("heads", model, encoded, record, read, _tokens_at_once(model))
     return observations("heads", encoded, arrays, kind=list(KINDS))
 
 
-def tokens_at_once(model: Model) -> int:
-    """Return the maximum number of tokens of a batch that keeps much of each prompt's run.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        Number of tokens, larger on a GPU.
-    """
+def _tokens_at_once(model: Model) -> int:
+    """Return the maximum number of tokens of a batch that keeps much of each prompt's run."""
     return 512 if model.device.type == "cpu" else 16_384
 
 
@@ -157,7 +150,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
             "words": capture.true_ids,
         }
 
-    arrays = read_prompts("increases", model, encoded, (), read, tokens_at_once(model))
+    arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
 
     x, z, ffn, scale, words = (torch.from_numpy(of).to(model.device) for of in arrays.values())
     x, z, ffn = (of.transpose(0, 1) for of in (x, z, ffn))

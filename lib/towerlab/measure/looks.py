@@ -60,16 +60,8 @@ ROUTES = {
 }
 
 
-def donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
-    """Return a function that gives heads their donors' inputs of W_O from plain runs.
-
-    Args:
-        z: Inputs of W_O of the donor of every prompt (prompt, layer, head, d_head).
-        index: Numbers of some prompts.
-
-    Returns:
-        Function of heads that returns the edit for these prompts.
-    """
+def _donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
+    """Return a function that gives heads of prompts `index` their donors' z of plain runs."""
     return partial(feed, z=dict(enumerate(z[index].unbind(1))))
 
 
@@ -122,7 +114,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
             last = LastPosition(model, batch)
         makes: list[Make] = [
             partial(attend, weights=weights),
-            *(donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
+            *(_donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
         ]
         edits = [UNCHANGED, *(make([head]) for make in makes for head in every_head)]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
@@ -133,7 +125,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
         sent = [message(last, make([at]), at[0])[:, 0] for make in makes for at in every_head]
         direct = _differences(last, final + torch.stack([torch.zeros_like(final), *sent]))
         shape = len(makes), model.n_layers, model.n_heads
-        swapped = [attend(every_head, weights, at) for at in swapped_positions(batch)]
+        swapped = [attend(every_head, weights, at) for at in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
@@ -175,7 +167,7 @@ def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
-        make = donated(z, index)
+        make = _donated(z, index)
         every = [(make([head]), route) for route in ROUTES.values() for head in heads]
         # The first version is the plain run.
         final = routed(last, [(UNCHANGED, ROUTES["all"]), *every])
@@ -211,15 +203,8 @@ def _effects(
     return (differences[0] - differences[1:]).T.unflatten(1, shape)
 
 
-def swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
-    """Return a mask for each of POSITIONS.
-
-    Args:
-        batch: Prompts of one token length.
-
-    Returns:
-        Masks (set, batch, position).
-    """
+def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
+    """Return a mask for each of POSITIONS."""
     every = everywhere(batch)
     position = torch.arange(every.shape[1])
     start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]

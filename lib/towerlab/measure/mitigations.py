@@ -74,11 +74,11 @@ def remedied(
         last = LastPosition(model, batch, {"weights", "values", "streams"})
         plain, seen = last.capture, [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
-            shortcuts = [minority_shortcut(plain, model, heads) for heads in each]
+            shortcuts = [_minority_shortcut(plain, model, heads) for heads in each]
             answered = last.answers_of(plain.resid_final + A_C * torch.stack(shortcuts))
         else:
             pairs = zip(each, seen, strict=True)
-            answered = last.answers([recency_shortcut(model, *of, plain) for of in pairs])
+            answered = last.answers([_recency_shortcut(model, *of, plain) for of in pairs])
         both = (
             torch.stack([one.expand_as(of), of])
             for one, of in zip(last.plain_answer(), answered, strict=True)
@@ -128,18 +128,12 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
     return few, counts[many] / counts[few]
 
 
-def minority_shortcut(
+def _minority_shortcut(
     capture: Capture, model: Model, heads: Heads
 ) -> Float[Tensor, "batch d_model"]:
     """Return a_v times the heads' output from the minority label's positions, `sum alpha vo`.
 
-    Args:
-        capture: Values of a batch, with "weights" and "values".
-        model: Model of the capture.
-        heads: Heads of the mitigation.
-
-    Returns:
-        Vectors (batch, d_model), zero for equal counts.
+    It is zero for equal counts.
     """
     factor = torch.zeros_like(capture.weights[0, :, 0])
     for row, e in enumerate(capture.prompts):
@@ -156,7 +150,7 @@ def minority_shortcut(
     return total
 
 
-def recency_shortcut(
+def _recency_shortcut(
     model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
 ) -> Edit:
     """Return an edit with the recency shortcut in some heads; later layers respond to it.
@@ -166,17 +160,8 @@ def recency_shortcut(
     learned positions, the position embedding is taken out of the inputs of W_Q and W_K. The norm
     between is linear once its scale is frozen at x, so the inputs are `norm(x) - gamma *
     centre(position embedding) / s(x)`. The influence of the position on the output of earlier
-    layers stays in x, in every architecture.
-
-    Args:
-        model: Any model.
-        heads: Heads of the mitigation.
-        seen: Mapping that is filled with the weights that replace each head's own (batch,
-            position).
-        capture: Values of the prompts whose last position is edited, with "streams".
-
-    Returns:
-        The edit of the last position.
+    layers stays in x, in every architecture. `seen` is filled with the weights that replace each
+    head's own. `capture` needs "streams".
     """
     part = None
     if model.architecture.positions == "learned":

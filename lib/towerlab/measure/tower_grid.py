@@ -237,15 +237,8 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
     return head_selection.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
-def directions_of(pipeline: Pipeline) -> xr.Dataset:
-    """Return one direction for each class pair, from prompts of the selection blocks.
-
-    Args:
-        pipeline: Pipeline of the model.
-
-    Returns:
-        Directions of `class_directions`.
-    """
+def _directions_of(pipeline: Pipeline) -> xr.Dataset:
+    """Return one direction for each class pair, from prompts of the selection blocks."""
     return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
 
 
@@ -253,7 +246,7 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
     """Return heads by attention, to be moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half.
-    Each of these comes, on average, from as many blocks as a direction of `directions_of`.
+    Each of these comes, on average, from as many blocks as a direction of `_directions_of`.
 
     Args:
         pipeline: Pipeline of the model.
@@ -290,7 +283,7 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     heads without negative heads, heads by increase, and heads by attention along directions from
     prompts with other labels.
     """
-    k, directions = pipeline.settings.top_k, directions_of(pipeline)
+    k, directions = pipeline.settings.top_k, _directions_of(pipeline)
     encoded = pipeline.design.intervention()
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
@@ -300,9 +293,9 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     # Each prompt is measured once in each list; in the last two, other prompts select the heads or
     # the directions.
     measured_in = (
-        [(encoded, along(directions, present(sets)))],
+        [(encoded, _along(directions, present(sets)))],
         [
-            (some, along(directions, {f"{BY_ATTENTION}, other halves": heads}))
+            (some, _along(directions, {f"{BY_ATTENTION}, other halves": heads}))
             for some, heads in other_halves(pipeline, BY_ATTENTION, encoded)
         ],
         other_labels(pipeline, encoded),
@@ -318,16 +311,8 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     return joined(data, "head_set")
 
 
-def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
-    """Return sets of heads that are all moved along the same directions.
-
-    Args:
-        directions: Directions of `class_directions`.
-        sets: Name -> heads.
-
-    Returns:
-        Name -> heads and directions.
-    """
+def _along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
+    """Return sets of heads that are all moved along the same directions."""
     return {name: (heads, directions) for name, heads in sets.items()}
 
 
@@ -337,13 +322,13 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
     The control has twenty random sets of heads along the class directions, then the heads by
     attention along twenty random directions.
     """
-    sets, directions = present(pipeline.head_sets, BY_ATTENTION), directions_of(pipeline)
+    sets, directions = present(pipeline.head_sets, BY_ATTENTION), _directions_of(pipeline)
     heads, seed = sets[BY_ATTENTION], pipeline.settings.seed
     random = [
         *((other, directions) for other in random_sets(pipeline, sets)[BY_ATTENTION]),
         *((heads, random_directions(directions, [seed, i])) for i in range(DRAWS)),
     ]
-    some, moved = pipeline.design.intervention()[:PROMPTS], along(directions, sets)
+    some, moved = pipeline.design.intervention()[:PROMPTS], _along(directions, sets)
     return Recipe(
         tower_grid, some, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
     )

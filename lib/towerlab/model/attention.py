@@ -34,7 +34,7 @@ from transformers.masking_utils import sdpa_mask
 from towerlab.model.architectures import Architecture
 from towerlab.model.model import Model, softcapped, widen
 
-ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
+ATTENTION = "twotowers"  # the name under which transformers finds `_attention_function`
 # attribute of an attention module: functions that read its inputs
 READERS = "twotowers_readers"
 
@@ -162,25 +162,13 @@ def implementation(architecture: Architecture) -> str:
     return "eager" if architecture.attention_method else ATTENTION
 
 
-def attention_function(
+def _attention_function(
     module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs
 ):
-    """Return the input of W_O, from SDPA or from a reader set by `reading_attention`.
+    """Return the input of W_O (batch, row, head, d_head), from SDPA or from a reader.
 
-    transformers calls this function, so its arguments are those of `AttentionInterface`.
-
-    Args:
-        module: Attention module of the layer.
-        query: Queries (batch, head, row, d_head), after rotation.
-        key: Keys (batch, kv_head, position, d_head), after rotation.
-        value: Values (batch, kv_head, position, d_head).
-        attention_mask: Mask of transformers, or None for causal attention.
-        scaling: Factor of the products; None means `d_head ** -0.5`.
-        softcap: Soft cap of the scores, or None.
-        **kwargs: Further arguments for SDPA.
-
-    Returns:
-        Inputs of W_O (batch, row, head, d_head), and None in place of attention weights.
+    transformers calls this function with the arguments of `AttentionInterface`, and expects None in
+    place of attention weights.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = _allowed(attention_mask, query, key)
@@ -196,12 +184,12 @@ def attention_function(
     return _z(module, attention, own).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(ATTENTION, attention_function)
+AttentionInterface.register(ATTENTION, _attention_function)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _method(model: Model, layer: int, stock: Callable, query, key, value, attention_mask=None):
-    """Return the result of `attention_function` for a model with its own method, `stock`.
+    """Return the result of `_attention_function` for a model with its own method, `stock`.
 
     GPT-Neo's method itself masks the positions outside its window.
     """

@@ -77,7 +77,7 @@ def load(
 
     name = str(name)
     check(name, device)
-    row = ARCHITECTURES[read_config(name)["model_type"]]
+    row = ARCHITECTURES[_read_config(name)["model_type"]]
     folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -136,7 +136,8 @@ def check(name: str, device: str = "cpu") -> None:
         device: Device of the weights.
 
     Raises:
-        TwoTowersError: If there is no such model or device, or if `read_config` refuses the model.
+        TwoTowersError: If there is no such model or device, or if the config of the model is not
+            supported.
     """
     if device != "cpu":
         import torch
@@ -148,17 +149,11 @@ def check(name: str, device: str = "cpu") -> None:
                 f"device '{device}' is missing: choose one that PyTorch finds, such as cpu"
             ) from None
     if not _precomputed(name):
-        read_config(name)
+        _read_config(name)
 
 
-def read_config(name: str) -> dict[str, Any]:
+def _read_config(name: str) -> dict[str, Any]:
     """Return config.json of a model; weights are not fetched.
-
-    Args:
-        name: Name of a model, as for `load`.
-
-    Returns:
-        Fields of the config.
 
     Raises:
         TwoTowersError: If there is no such model, or if it has an adapter, is quantised, needs its
@@ -209,7 +204,7 @@ def fingerprint(name: str) -> str:
         return precomputed
     folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
     label = folder.resolve().name if os.path.isdir(name) else name
-    made_from = read_config(name).get(MADE_FROM, {})
+    made_from = _read_config(name).get(MADE_FROM, {})
     digest = folder_digest(folder)
     if made_from.get("folder") == digest:
         digest = made_from["sha256"]

@@ -51,17 +51,8 @@ class Unembedding:
         return self.weight.shape[0]
 
 
-def matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
-    """Return the weight of a linear map as (output, input).
-
-    The class Conv1D of transformers (GPT-2) stores its weight as (input, output).
-
-    Args:
-        linear: Linear map.
-
-    Returns:
-        Weight (output, input), a view.
-    """
+def _matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
+    """Return the weight of a linear map as (output, input); Conv1D (GPT-2) is transposed."""
     return linear.weight.T if type(linear).__name__ == "Conv1D" else linear.weight
 
 
@@ -320,7 +311,7 @@ class Model:
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
-        matrix = matrix_of(self.part(layer, f"{block}_out")).detach().T
+        matrix = _matrix_of(self.part(layer, f"{block}_out")).detach().T
         norm = self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
@@ -394,8 +385,8 @@ class Model:
             Rows (map, neuron, d_model), and biases (map, neuron) or None.
         """
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
-        size = matrix_of(self.part(layer, "ffn_out")).shape[1]
-        keys = [matrix_of(linear).detach().unflatten(0, (-1, size)) for linear in maps]
+        size = _matrix_of(self.part(layer, "ffn_out")).shape[1]
+        keys = [_matrix_of(linear).detach().unflatten(0, (-1, size)) for linear in maps]
         biases = [
             bias.unflatten(0, (-1, size)) for linear in maps if (bias := _bias(linear)) is not None
         ]
@@ -441,7 +432,7 @@ class Model:
             return rows.unflatten(0, (heads[which], self.d_head))
 
         bias = _bias(linear)
-        return own(matrix_of(linear).detach()), None if bias is None else own(bias)
+        return own(_matrix_of(linear).detach()), None if bias is None else own(bias)
 
     def score_scaling(self, layer: int) -> float:
         """Return the factor of query-key products.

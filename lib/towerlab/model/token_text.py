@@ -80,7 +80,7 @@ class Lexicon:
         """
         stop = stop_words()
         return torch.tensor(
-            [i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]
+            [i for i, word in enumerate(self.plain) if word in stop or not _is_content_word(word)]
         ).long()
 
 
@@ -95,20 +95,13 @@ def content_words(text: str) -> frozenset[str]:
         The words.
     """
     return (
-        frozenset(w for w in re.findall(r"[^\W_]+", text.casefold()) if is_content_word(w))
+        frozenset(w for w in re.findall(r"[^\W_]+", text.casefold()) if _is_content_word(w))
         - stop_words()
     )
 
 
-def is_content_word(plain: str) -> bool:
-    """Return whether a token can be a word with a topic: a digit, two letters, or one CJK sign.
-
-    Args:
-        plain: Text of the token, as in `Lexicon.plain`.
-
-    Returns:
-        Whether the token can be such a word, regardless of stop words.
-    """
+def _is_content_word(plain: str) -> bool:
+    """Return whether a token can be a word: with a digit, two letters, or one CJK sign."""
     if any(c.isdigit() for c in plain):
         return True
     letters = [c for c in plain if c.isalpha()]

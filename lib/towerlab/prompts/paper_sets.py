@@ -131,16 +131,10 @@ def _draw(
     return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
 
-def other_query(prompt: Prompt) -> Prompt:
+def _other_query(prompt: Prompt) -> Prompt:
     """Return the prompt with a query of its other class.
 
     The prediction flips (EMNLP tables 5 and 6, as summarised).
-
-    Args:
-        prompt: A prompt of words.
-
-    Returns:
-        The prompt with a random query, whose label is the true label.
     """
     cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
     used = {d.text for d in prompt.demonstrations} | set(LABELS)
@@ -159,7 +153,7 @@ CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "one true fewer": one_fewer,
     "true first": ORDERS["TTFF"],
     "true first, labels exchanged": lambda prompt: exchanged_labels(ORDERS["TTFF"](prompt)),
-    "query of the other class": other_query,
+    "query of the other class": _other_query,
     **{order: change for order, change in ORDERS.items() if order not in ("FFTT", "TTFF")},
 }
 """Name -> function that changes a prompt of a set. The first, the fourth and the changes with the
