@@ -32,36 +32,55 @@ def parser() -> argparse.ArgumentParser:
     Returns:
         Parser with the commands `measure`, `record` and `book`.
     """
-    about = "Measure a model, record it for the book, build the book."
-    top = argparse.ArgumentParser(prog="twotowers", description=about, allow_abbrev=False)
-    commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
-    measure = commands.add_parser("measure", help="measure a model; nothing is measured twice")
-    measure.add_argument(
-        "--list",
-        action="store_true",
-        help="what each measures, which others it needs, and what it costs",
+    top = argparse.ArgumentParser(
+        prog="twotowers",
+        description="Example: twotowers measure --model path/to/model --blocks 20\n\n"
+        "Measure models, store measurements for the book, and build the book.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    record = commands.add_parser(
-        "record", help="the same into data/measurements, from where every page shows it"
+    commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
+
+    def add(name: str, example: str, about: str) -> argparse.ArgumentParser:
+        text = f"Example: twotowers {name} {example}\n\n{about}"
+        form = argparse.RawDescriptionHelpFormatter
+        return commands.add_parser(name, help=about, description=text, formatter_class=form)
+
+    measure = add(
+        "measure",
+        "heads towers --model path/to/model --blocks 20",
+        "Measure a model. Existing measurements are reused.",
+    )
+    measure.add_argument(
+        "--list", action="store_true", help="description, needs and cost of each measurement"
+    )
+    record = add(
+        "record",
+        "path/to/model --blocks 200 --prompts 200",
+        "Measure a model into data/measurements, for every page to show.",
     )
     record.add_argument("model", help=Settings.model_fields["model"].description)
     for command, without in ((measure, ()), (record, ("model", "out"))):
-        command.add_argument(
-            "names", nargs="*", metavar="NAME", help="of measurements (default: all)"
-        )
+        command.add_argument("names", nargs="*", metavar="NAME", help="measurements (default: all)")
         add_settings(command, without)
-    book = commands.add_parser(
-        "book", help="measure, run the chapters that changed, build the pages"
+    book = add(
+        "book",
+        '--model path/to/model --set "blocks=20" --jobs 2',
+        "Measure, run the chapters that changed, and build the pages.",
     )
-    book.add_argument("--model", help="in place of the shipped one")
+    book.add_argument("--model", help="model in place of the shipped one")
     book.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings, with the names of the options of `measure`",
     )
     book.add_argument(
-        "--jobs", default="1", help="how many at a time, without --profile (default: 1)"
+        "--jobs", default="1", help="number of jobs at a time, without --profile (default: 1)"
     )
-    book.add_argument("--threads", default="1", help="of each (default: 1)")
-    book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
+    book.add_argument("--threads", default="1", help="number of threads of a job (default: 1)")
+    book.add_argument("--profile", help="Snakemake profile of a cluster, such as profiles/slurm")
     return top
 
 
@@ -77,7 +96,8 @@ def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) 
     for name, field in Settings.model_fields.items():
         if name in without:
             continue
-        default = field.default or ("none" if name == "device_map" else "auto")
+        empty = "none" if name == "device_map" else "auto"
+        default = empty if field.default in (None, []) else field.default
         text = f"{field.description} (default: {default})"
         command.add_argument(
             f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text

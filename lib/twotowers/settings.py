@@ -138,31 +138,31 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "mini-gpt2"
-    """a shipped or precomputed model, a folder, or a hub id"""
+    """shipped or precomputed model, folder, or hub id"""
     suite: Literal["words", "sentences", "published"] = "words"
-    """texts: word lists, the book's own sentences, or sentences of published sets"""
+    """texts of the prompts: words, sentences (the book's own) or published (public data sets)"""
     blocks: Count = 50
-    """blocks of four prompts to judge on, where every head is measured"""
+    """number of evaluation blocks, of four prompts each, on which every head is measured"""
     locate: Count = 40
-    """other blocks, on which the form is chosen and heads are located"""
+    """number of selection blocks, on which the prompt template and the heads are chosen"""
     k: Count | None = None
-    """demonstrations of each class; auto: the best-learned form of the grid"""
+    """number of demonstrations of each class; auto: that of the best-learned template"""
     separator: Literal["space", "line break"] | None = None
-    """between demonstrations: space, line break, or auto"""
+    """separator of demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
-    """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
+    """label pairs, such as foo/bar,left/right; auto: all pairs of data/words/labels.csv"""
     prompts: Count | None = None
-    """prompts of each of the paper's own sets; auto: 200 of a shipped model, else 20"""
+    """number of prompts of each of the paper's sets; auto: 200 for a shipped model, else 20"""
     top_k: Count = 5
-    """how many heads a set holds"""
+    """number of heads in a set"""
     seed: Annotated[int, Field(ge=0)] = 0
-    """of every draw"""
+    """seed of all random draws"""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """of the weights"""
+    """data type of the weights"""
     device: str = "cpu"
-    """cpu, cuda, cuda:1 or mps"""
+    """device: cpu, cuda, cuda:1 or mps"""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
-    """auto: spread the model over all devices, whatever `device` says; none: do not"""
+    """placement on several devices; auto: over all devices, whatever `device` is; none: on one"""
     out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
