@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit status.
 
     Args:
-        arguments: Words of the command line; by default those of this process.
+        arguments: Words of the command line; by default the arguments of this process.
 
     Returns:
         Exit status: see `guarded`.
@@ -199,7 +199,7 @@ def guarded(do: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
-    except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
+    except ModuleNotFoundError as error:  # `pip install .` has only the analysis
         if str(error.name).startswith("towerlab."):
             raise
         print(f"twotowers: there is no {error.name}: pip install -e .[measure]", file=sys.stderr)

@@ -307,7 +307,7 @@ def from_heads(
 def _case(pipeline: Pipeline) -> xr.Dataset:
     """Measure increases, words, attention and the sweep of attention on the paper's own prompt.
 
-    The increases are those of blocks and heads; the words are those of values, keys and query.
+    The increases are of blocks and heads; the words are of values, keys and query.
     """
     return case(*case_of(pipeline))
 

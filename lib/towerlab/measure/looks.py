@@ -98,7 +98,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
           is recomputed.
         - `logit_difference_all_swapped` (swapped_position, prompt). Logit difference with the
           attention of all heads swapped together, at the positions of POSITIONS. Each head has the
-          weights of the plain run, swapped; values are those of the current run.
+          weights of the plain run, swapped; values come from the current run.
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)
     every_head = list(np.ndindex(model.n_layers, model.n_heads))

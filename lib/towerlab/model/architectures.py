@@ -34,7 +34,7 @@ class Architecture:
     ffn_norm: str  # "" where the FFN reads the residual stream as it is (OLMo 2)
     # fc1; of a gated FFN the gate's map and the map that it multiplies, or one map with both
     ffn_in: tuple[str, ...]
-    ffn_activation: str  # of fc1, or of the gate alone
+    ffn_activation: str  # of fc1, or of the gate only
     final_norm: str
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
     positions: str  # "learned" (added to the embeddings) or "rotary" (turns query and key)
@@ -43,7 +43,7 @@ class Architecture:
     qkv: str = "separate"
     # paths in the attention module; one path if the maps are together
     qkv_maps: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    # module that gives cos and sin; "" where each attention module holds its own (GPT-J)
+    # module that gives cos and sin; "" if each attention module has its own (GPT-J)
     rotary: str = ""
     # that module has angles for each kind of layer in config.layer_types (Gemma 3)
     rotary_by_kind: bool = False
@@ -52,7 +52,7 @@ class Architecture:
     # whether rotary rotates (0, 1), (2, 3), ...; otherwise the first half with the second
     rotates_neighbours: bool = False
     # norms of query and key before rotation: of each head by itself (Qwen 3), or of all heads of a
-    # layer together (OLMo 2); the width of the norm's weight says which
+    # layer together (OLMo 2); the width of the norm's weight decides
     head_norms: tuple[str, str] = ("", "")
     gain: float = 0.0  # added to the weight of every norm: Gemma multiplies by 1 + weight
     # attribute of the attention module that scores are multiplied by; "" for no scaling

@@ -37,7 +37,7 @@ from towerlab.prompts.prompt import Encoded, Prompts
 class Capture(SimpleNamespace):
     """Values of one forward pass over a batch of prompts of one token length.
 
-    All values are those of the last position, unless their shape has a dimension `position`.
+    All values are from the last position, unless their shape has a dimension `position`.
     `resid_pre[l]` is the paper's Lin_l. `resid_mid[l]` is the residual stream that the layer's FFN
     reads (in a parallel block `resid_pre[l]`). `resid_final` is the residual stream before the
     final norm. `z[l, b, h]` is the head's attention-weighted sum of value vectors, so `z @ W_O^h`

@@ -163,7 +163,7 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
     """Compute the answers in a whole run under each edit.
 
-    Layers below the lowest edited head are those of the plain run, so a run begins at that head's
+    Layers below the lowest edited head are not run again, so a run begins at that head's
     layer: a head of layer l of L costs L - l blocks.
 
     Args:
@@ -238,7 +238,7 @@ def attend(
         at: Positions (batch, position), or None for the last position.
 
     Returns:
-        The edit. The values are those of the current run.
+        The edit, which uses the values of the current run.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:

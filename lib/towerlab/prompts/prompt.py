@@ -220,7 +220,7 @@ def _encode(
         f"it has {n} tokens and the model reads {max_length}",
         "take fewer or shorter demonstrations",
     )
-    # The last token must be the final ':' alone, or no position could be trusted.
+    # The last token must be only the final ':', or no position could be trusted.
     check(
         n > 0 and run.starts[-1] < size == run.ends[-1],
         "the tokenizer puts a token of its own after the final ':'",
