@@ -3,9 +3,6 @@
 Chapter 6. The EMNLP version intervenes on 1% of the heads. Here the first 1, 3, 6 and 12 heads of a
 ranking are ablated at all positions (its table 3). The rankings are those of `paper_heads.twelve`,
 from the prompts that select heads there; the answers are to other prompts.
-
-    >>> one_percent(270), one_percent(32)
-    (3, 1)
 """
 
 from __future__ import annotations
@@ -28,18 +25,6 @@ DOSES = (1, 3, 6, 12)
 PROMPTS = 8
 """Number of evaluation prompts of each set and true label: 64 in all"""
 IN_TURN, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
-
-
-def one_percent(n_heads: int) -> int:
-    """Return 1% of a number of heads, rounded, and at least one.
-
-    Args:
-        n_heads: Number of heads.
-
-    Returns:
-        Number of heads.
-    """
-    return max(1, round(n_heads / 100))
 
 
 def _dose(pipeline: Pipeline) -> xr.Dataset:
