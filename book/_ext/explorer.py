@@ -374,15 +374,7 @@ def write_data(stage: Path, target: Path) -> None:
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
-    """Add the scripts to the explorer's page only.
-
-    Args:
-        app: Application of Sphinx.
-        pagename: Name of the page.
-        templatename: Template of the page.
-        context: Variables of the template.
-        doctree: Contents of the page.
-    """
+    """Add the scripts to the explorer's page only."""
     if 'id="heads"' in (context.get("body") or ""):
         for name in ("tinker.css", "heads.css"):
             app.add_css_file(f"book/{name}")

@@ -373,15 +373,7 @@ def write_image(app, target: Path) -> None:
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
-    """Add tags for previews to every page, and the first screen's script to the opening page.
-
-    Args:
-        app: Application of Sphinx.
-        pagename: Name of the page.
-        templatename: Template of the page.
-        context: Variables of the template.
-        doctree: Contents of the page.
-    """
+    """Add tags for previews to every page, and the first screen's script to the opening page."""
     base, root = app.config.html_baseurl, pagename == app.config.root_doc
     of = {
         "og:type": "article",

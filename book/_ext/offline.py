@@ -46,15 +46,7 @@ def _write_files(app) -> None:
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
-    """Add Vega (0.9 MB, once) to pages with a chart only.
-
-    Args:
-        app: Application of Sphinx.
-        pagename: Name of the page.
-        templatename: Template of the page.
-        context: Variables of the template.
-        doctree: Contents of the page.
-    """
+    """Add Vega (0.9 MB, once) to pages with a chart only."""
     body = context["body"] = (context.get("body") or "").replace(TOGGLE, "<summary>")
     if '<div class="chart"' in body:
         app.add_js_file("book/vega.js", loading_method="defer")

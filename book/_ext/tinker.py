@@ -111,15 +111,7 @@ def write_data(stage: Path, target: Path) -> None:
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
-    """Add the model (3.7 MB) to the playground's page only.
-
-    Args:
-        app: Application of Sphinx.
-        pagename: Name of the page.
-        templatename: Template of the page.
-        context: Variables of the template.
-        doctree: Contents of the page.
-    """
+    """Add the model (3.7 MB) to the playground's page only."""
     if 'id="tinker"' in (context.get("body") or ""):
         app.add_css_file("book/tinker.css")
         for name in SCRIPTS:
