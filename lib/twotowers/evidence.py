@@ -423,6 +423,22 @@ def in_lists(
     return value, random, by_prompt
 
 
+def by_set(values: xr.DataArray) -> xr.DataArray:
+    """Return values with the prompts of each set next to those of the others.
+
+    Args:
+        values: Over (..., prompt), with as many prompts of each set.
+
+    Returns:
+        Over (pair, ..., prompt).
+    """
+    parts = {
+        name: x.drop_vars([c for c, of in x.coords.items() if "prompt" in of.dims])
+        for name, x in values.groupby("pair")
+    }
+    return xr.concat(parts.values(), pd.Index(parts, name="pair"))
+
+
 def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
     """Return means over prompts that are drawn with replacement.
 
