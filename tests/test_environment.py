@@ -155,6 +155,19 @@ def test_a_system_without_built_packages_is_told_before_pip_starts(
         exec(code, {})
 
 
+def test_a_release_of_this_version_passes_the_check_of_its_workflow():
+    """Its first step compares the tag with every file that names the version."""
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["release"]
+    (check,) = (
+        step["run"] for step in steps["steps"] if "GITHUB_REF_NAME#v" in step.get("run", "")
+    )
+    for tag, passes in ((f"v{PROJECT['version']}", True), ("v0.0.0", False)):
+        ran = subprocess.run(
+            ["bash", "-e", "-c", check], cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag}
+        )
+        assert (ran.returncode == 0) == passes
+
+
 def test_environment_yml_asks_for_the_same():
     *lines, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     *of_pip, last = pip["pip"]

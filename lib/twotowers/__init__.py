@@ -1,3 +1,3 @@
 """Two towers: the analysis behind an executable paper on in-context heads."""
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
