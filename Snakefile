@@ -38,7 +38,7 @@ about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] 
 claimed = {row["chapter"] for of in ("claims", "figures") for row in csv.DictReader((data_folder() / f"{of}.csv").open())}
 
 def reads(name):
-    """The files of a chapter's measurements: of the default model, unless it is recorded under these settings, and of all that are."""
+    """The files of a chapter's measurements: of the default model, unless it is precomputed under these settings, and of all that are."""
     suites = about[name].get("suites", [settings.suite])
     for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
         found = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
@@ -47,7 +47,7 @@ def reads(name):
         yield from [] if served or own(name) else [str(run(suite).path(measurement))]
 
 def own(name):
-    """Whether a chapter has a default model of its own, named in its metadata (chapter 8: a recorded one); settings are not its."""
+    """Whether a chapter has a default model of its own, named in its metadata (chapter 8: a precomputed one); settings are not its."""
     return "model" in about[name] and "model" not in given
 
 @functools.cache
@@ -55,7 +55,7 @@ def run(suite):
     return Pipeline(settings.model_copy(update={"suite": suite}))
 
 def rests_on(name):
-    """The model, and texts and versions of a chapter's measurements, recorded ones too."""
+    """The model, and texts and versions of a chapter's measurements, precomputed ones too."""
     suites = about[name].get("suites", [settings.suite])
     return [(s, run(s).fingerprint, files.text_digest(s), catalogue.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 

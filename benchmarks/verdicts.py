@@ -1,7 +1,7 @@
 """Judge all claims of the book on one model, and compare verdicts with predictions.
 
     python -m benchmarks.verdicts path/to/model --blocks 50     # -> OUT/MODEL/SUITE/verdicts.csv
-    python -m benchmarks.verdicts mini-gpt2 --seed 1 --record   # other prompts, -> data/seeds.csv
+    python -m benchmarks.verdicts mini-gpt2 --seed 1 --save   # other prompts, -> data/seeds.csv
 
 Missing measurements are made, and the chapters are run. Registered predictions are in
 data/preregistration.csv: written down, with probabilities, before a model was run.
@@ -133,7 +133,7 @@ def _measurement(pipeline: Pipeline, name: str) -> xr.Dataset:
     return data if matches else pipeline.measured(name)
 
 
-def record(pipeline: Pipeline, table: pd.DataFrame) -> None:
+def save_rows(pipeline: Pipeline, table: pd.DataFrame) -> None:
     """Write verdicts to data/seeds.csv, and replace rows of the same model, seed and claim.
 
     Args:
@@ -219,7 +219,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)"
     )
-    parser.add_argument("--record", action="store_true", help="also as rows of data/seeds.csv")
+    parser.add_argument("--save", action="store_true", help="also as rows of data/seeds.csv")
     cli.add_settings(parser, ("model", "suite"))
     arguments = parser.parse_args(words)
     values = {
@@ -231,8 +231,8 @@ def main(words: Sequence[str]) -> int:
     table = verdicts(
         pipeline, values, [number for number in arguments.chapters.split(",") if number]
     )
-    if arguments.record:
-        record(pipeline, table)
+    if arguments.save:
+        save_rows(pipeline, table)
     print(
         table[
             ["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]

@@ -51,7 +51,7 @@ def design(rng):
     ],
 )
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
-    """A random design a model, all chapters each, which share what is measured; no recorded model
+    """A random design a model, all chapters each, which share measurements; no precomputed model
     hides what is missing."""
     model, chosen = model_of(size, tmp_path / "null"), design(random.Random(seed))
     monkeypatch.setattr(files, "precomputed_models", dict)

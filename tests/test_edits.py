@@ -70,12 +70,12 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
 def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_recorded_as_it_was(
     model, base, source
 ):
-    record = {"streams", "weights"}
+    include = {"streams", "weights"}
     with edited(
         model, exchange([(0, 1)], "values", LastPosition(model, source).plain, positions(base))
     ):
-        result, logits = capture(model, base, record), capture(model, base).logits
-    plain = capture(model, base, record)
+        result, logits = capture(model, base, include), capture(model, base).logits
+    plain = capture(model, base, include)
     # As fed to W_O: what `z` is divided by under Gemma 2 is that of all heads together.
     differs = (result.attention_out_input - plain.attention_out_input)[0].abs().amax((0, 2)) > 1e-9
     assert differs.tolist() == [head == 1 for head in range(model.n_heads)]

@@ -66,7 +66,7 @@ def shown(monkeypatch):
 
 @pytest.fixture
 def explorer(chapter, shown, request):
-    """The explorer of a chapter, on a recorded model."""
+    """The explorer of a chapter, on a precomputed model."""
     exec("".join(CHAPTERS[request.param]["source"]), {"chapter": chapter})
     return shown
 

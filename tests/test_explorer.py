@@ -1,4 +1,4 @@
-"""The explorer of heads: its numbers are those of the recorded files, and what it does in a
+"""The explorer of heads: its numbers are those of the precomputed files, and what it does in a
 headless browser."""
 
 import json
@@ -12,7 +12,7 @@ from twotowers import files, head_selection, intervals
 from twotowers.paths import data_folder
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
-RECORDED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first
+PRECOMPUTED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first
 
 
 def models_of(script):
@@ -88,7 +88,7 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeyp
             data.attrs["identity"] = json.dumps({**made_of, "versions": versions})
             data.to_netcdf(path)
     names = [model["name"] for model in models_of(explorer.script(tmp_path))]
-    assert names == [*RECORDED, "mine"]
+    assert names == [*PRECOMPUTED, "mine"]
 
 
 @needs_browser

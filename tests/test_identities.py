@@ -13,7 +13,7 @@ from towerlab.model import increase, proof, unembed
 from towerlab.model.architectures import ARCHITECTURES, Architecture
 from towerlab.model.capture import capture
 
-RECORD = {"weights", "values", "neurons"}
+INCLUDED = {"weights", "values", "neurons"}
 FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row
 
 
@@ -107,7 +107,7 @@ def test_the_model_stays_as_it_was_also_after_an_error(model):
 
     before, encoded, heads = touched(), random_prompts(2, lengths=(11,)), {"a": [(1, 0), (1, 1)]}
     for answers, run in (
-        ([], lambda: capture(model, encoded, RECORD | {"streams"})),
+        ([], lambda: capture(model, encoded, INCLUDED | {"streams"})),
         ([None], lambda: ablations(model, encoded, heads)),  # the plain run comes first
     ):
         run()

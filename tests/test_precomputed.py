@@ -28,7 +28,7 @@ def notes(monkeypatch):
 
 
 def copied(folder: Path, names) -> Path:
-    """Recorded files of SmolLM2, as of the model that the folder is named after."""
+    """Precomputed files of SmolLM2, as of the model that the folder is named after."""
     (folder / "words").mkdir(parents=True)
     for name in names:
         shutil.copy(SMOLLM2 / f"words/{name}.nc", folder / "words")

@@ -85,12 +85,12 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
 
 
 def test_the_shipped_model_is_whole_and_its_card_is_of_it(mini):
-    (model, tokenizer, text), record = mini, json.loads((MINI / "training.json").read_text())
+    (model, tokenizer, text), summary = mini, json.loads((MINI / "training.json").read_text())
     assert {path.suffix for path in MINI.iterdir()} == {".safetensors", ".json", ".md"}
     assert all(weight.isfinite().all() for weight in model.state_dict().values())
-    assert record["labels"] == LABELS and record["form"] == {"k": prompts.K, "separator": "space"}
+    assert summary["labels"] == LABELS and summary["form"] == {"k": prompts.K, "separator": "space"}
     spans = tokenizer(PROMPT, return_offsets_mapping=True).offset_mapping
     assert [PROMPT[start:end] for start, end in spans] == PROMPT.split()
-    for label in record["labels"]:
+    for label in summary["labels"]:
         assert len(tokenizer("one " + label).input_ids) == 1 + len(tokenizer("one").input_ids)
-    assert card.facts(model, record) in text and card.stages(record) in text
+    assert card.facts(model, summary) in text and card.stages(summary) in text

@@ -85,7 +85,7 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     shutil.copy(data_folder() / "seeds.csv", tmp_path)
     monkeypatch.setattr(verdicts, "data_folder", lambda: tmp_path)
     for _ in range(2):
-        verdicts.record(run, rows)
+        verdicts.save_rows(run, rows)
     before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
     assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
     assert after[after["blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()

@@ -16,16 +16,16 @@ SEED, COUNT = 0, 1000  # of the prompts behind a row
 SEEN = ("fruit/vehicle", "body/colour", "bird/drink")
 
 
-def write(folder: Path, model, tokenizer, record: dict) -> None:
+def write(folder: Path, model, tokenizer, summary: dict) -> None:
     """Measure a model, and write its card with all blocks replaced to FOLDER/README.md.
 
     Args:
         folder: Folder of the model.
         model: Trained model.
         tokenizer: Tokenizer of the model.
-        record: Record of the training (`trainer.Trainer.record`).
+        summary: Summary of the training (`trainer.Trainer.summary`).
     """
-    best = next(row for row in record["validation"] if row["step"] == record["step"])
+    best = next(row for row in summary["validation"] if row["step"] == summary["step"])
     blocks = {
         "book": table(accuracies(model, tokenizer, WORD_SETS)),
         "heldout": table(accuracies(model, tokenizer, WORD_SETS, "heldout", ("original",))),
@@ -34,10 +34,10 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
         f"{best['original']:.1f}% (weakest set\n{best['weakest']:.1f}%), with falls of "
         f"{best['balance']:.1f} (imbalanced) and "
         f"{best['order']:.1f} (reordered)\npoints. The tables above were measured afterwards.",
-        "facts": facts(model, record),
-        "stages": stages(record),
+        "facts": facts(model, summary),
+        "stages": stages(summary),
     }
-    text = (DATA / "models" / record["name"] / "README.md").read_text(encoding="utf-8")
+    text = (DATA / "models" / summary["name"] / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(fill(text, blocks), encoding="utf-8")
 
 
@@ -104,12 +104,12 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def facts(model, record: dict) -> str:
+def facts(model, summary: dict) -> str:
     """Return a table of the size, the shape and the origin of a model.
 
     Args:
         model: Trained model.
-        record: Record of the training.
+        summary: Summary of the training.
     """
     config = model.config
     heads, context = config.num_attention_heads, config.max_position_embeddings
@@ -120,18 +120,18 @@ def facts(model, record: dict) -> str:
         f"{config.hidden_size}",
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{context:,} tokens",
-        "labels": f"{len(record['labels'])} words: {', '.join(record['labels'])}",
-        "retrain": f"`python -m training.train {record['name']}` (seed {record['seed']}, "
-        f"{record['made_with']})",
+        "labels": f"{len(summary['labels'])} words: {', '.join(summary['labels'])}",
+        "retrain": f"`python -m training.train {summary['name']}` (seed {summary['seed']}, "
+        f"{summary['made_with']})",
     }
     return table([{"": name, " ": value} for name, value in rows.items()])
 
 
-def stages(record: dict) -> str:
+def stages(summary: dict) -> str:
     """Return a table of the update at which each stage ended.
 
     Args:
-        record: Record of the training.
+        summary: Summary of the training.
     """
-    ends = [["random weights", 0], *record["stages"]]
+    ends = [["random weights", 0], *summary["stages"]]
     return table([{"stage": name, "update": f"{step:,}"} for name, step in ends])

@@ -332,7 +332,7 @@ class Trainer:
         if self.checkpoints is not None:
             (self.checkpoints / STATE).unlink(missing_ok=True)
 
-    def record(self) -> dict:
+    def summary(self) -> dict:
         """Return the contents of training.json: origin and prompt template of the weights."""
         return {
             "name": self.configuration.name,
@@ -361,10 +361,10 @@ class Trainer:
             self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
             (partial / "training.json").write_text(
-                json.dumps(self.record(), indent=1) + "\n", encoding="utf-8"
+                json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8"
             )
             if with_card:
-                card.write(partial, self.model.eval(), self.tokenizer, self.record())
+                card.write(partial, self.model.eval(), self.tokenizer, self.summary())
             if folder.exists():
                 folder.rename(old)
             partial.rename(folder)

@@ -2,7 +2,7 @@
 (() => {
   const { make, small, part, mark, legend, percent, table } = window.twotowers.draw;
   const number = (value) => value.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
-  const MISSING = "not recorded";
+  const MISSING = "not precomputed";
   const QUANTITIES = [
     ["attention difference", "attention difference"], ["… by text", "by text"],
     ["… by predicted label", "by predicted label"],

@@ -1,4 +1,4 @@
-// Five scenes of the explorer, each with a guess first. Every number in a sentence is read from the recorded heads.
+// Five scenes of the explorer, each with a guess first. Every number in a sentence is read from the precomputed heads.
 (() => {
   const { number, ordinal } = window.twotowers.heads;
   const share = (value) => `${Math.round(100 * value)}%`;

@@ -37,7 +37,7 @@
     }
 
     // Runs of the prompts of a kind that show a class.
-    recorded(cls, kind) {
+    runsOf(cls, kind) {
       return this.texts[kind].flatMap((text) => {
         const words = text.split(" "), query = words.at(-2), demonstrations = [];
         for (let i = 0; i + 3 < words.length; i += 3) demonstrations.push([words[i], words[i + 2]]);
@@ -53,7 +53,7 @@
 
     vectors(cls, name, kind) {
       const at = parsed(name), queries = [], keys = [];
-      for (const { labelAt, seen, asked, shown } of this.recorded(cls, kind)) {
+      for (const { labelAt, seen, asked, shown } of this.runsOf(cls, kind)) {
         if (asked === cls) queries.push(this.model.tower(seen, ...at, "query", seen.n - 1));
         shown.forEach((of, i) => { if (of === cls) keys.push(this.model.tower(seen, ...at, "key", labelAt[i])); });
       }
@@ -94,7 +94,7 @@
 
   const [WIDE, HIGH, EDGE] = [260, 160, 12];
 
-  // The recorded cloud, and the reader's prompt on it: `query` {vector, word}, `keys` [{vector, weight, c}].
+  // The precomputed cloud, and the reader's prompt on it: `query` {vector, word}, `keys` [{vector, weight, c}].
   function plane({ points, place }, { query, keys, told, colour }) {
     const scale = [0, 1].map((axis) => {
       const all = points.map(({ xy }) => xy[axis]), low = Math.min(...all), high = Math.max(...all);

@@ -6,7 +6,7 @@
   if (!home || !data) return;
 
   const { model, tokenizer } = opened(data);
-  // The heads whose arcs are drawn: those recorded, or those that write most in the example. Those pushed: as in chapter 11.
+  // The heads whose arcs are drawn: those precomputed, or those that write most in the example. Those pushed: as in chapter 11.
   const { trueId, labels, ids } = encode(EXAMPLE, model, tokenizer);
   const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
     .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);

@@ -1,7 +1,7 @@
 """Command line: measure a model, precompute its measurements for the book, build the book.
 
     twotowers measure heads towers --model path/to/model --blocks 20
-    twotowers record path/to/model --blocks 200     # interrupted, the same command continues
+    twotowers precompute path/to/model --blocks 200  # interrupted, the same command continues
     twotowers book --set "blocks=20 seed=1"         # `make book` calls this
 
     >>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Returns:
-        Parser with the commands `measure`, `record` and `book`.
+        Parser with the commands `measure`, `precompute` and `book`.
     """
     top = argparse.ArgumentParser(
         prog="twotowers",
@@ -39,14 +39,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, example: str, about: str) -> argparse.ArgumentParser:
-        text = f"Example: twotowers {name} {example}\n\n{about}"
+    def add_command(name: str, example: str, summary: str) -> argparse.ArgumentParser:
+        text = f"Example: twotowers {name} {example}\n\n{summary}"
         form = argparse.RawDescriptionHelpFormatter
-        return commands.add_parser(name, help=about, description=text, formatter_class=form)
+        return commands.add_parser(name, help=summary, description=text, formatter_class=form)
 
-    measure = add(
+    measure = add_command(
         "measure",
         "heads towers --model path/to/model --blocks 20",
         "Measure a model. Existing measurements are reused.",
@@ -54,16 +54,16 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--list", action="store_true", help="description, needs and cost of each measurement"
     )
-    record = add(
-        "record",
+    precompute = add_command(
+        "precompute",
         "path/to/model --blocks 200 --prompts 200",
         "Measure a model into data/measurements, for every page to show.",
     )
-    record.add_argument("model", help=Settings.model_fields["model"].description)
-    for command, without in ((measure, ()), (record, ("model", "out"))):
+    precompute.add_argument("model", help=Settings.model_fields["model"].description)
+    for command, excluded in ((measure, ()), (precompute, ("model", "out"))):
         command.add_argument("names", nargs="*", metavar="NAME", help="measurements (default: all)")
-        add_settings(command, without)
-    book = add(
+        add_settings(command, excluded)
+    book = add_command(
         "book",
         '--model path/to/model --set "blocks=20" --jobs 2',
         "Measure, run the chapters that changed, and build the pages.",
@@ -84,17 +84,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str] = ()) -> None:
     """Add an option for every setting, without a default of its own.
 
     So a setting that is not given is not in the namespace.
 
     Args:
         command: Parser of the command.
-        without: Names of settings to leave out.
+        excluded: Names of settings to leave out.
     """
     for name, field in Settings.model_fields.items():
-        if name in without:
+        if name in excluded:
             continue
         empty = "none" if name == "device_map" else "auto"
         default = empty if field.default in (None, []) else field.default
@@ -105,15 +105,15 @@ def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) 
 
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
-    """Run `measure` or `record`, and return the exit status."""
+    """Run `measure` or `precompute`, and return the exit status."""
     from twotowers import catalogue
     from twotowers.paths import data_folder
 
     values = {
         name: value for name, value in vars(arguments).items() if name in Settings.model_fields
     }
-    recording = arguments.do == "record"
-    if recording:
+    precomputing = arguments.command == "precompute"
+    if precomputing:
         values["out"] = str(data_folder() / "measurements")
     settings = Settings.of(values)
     names = arguments.names or list(catalogue.catalogue())
@@ -121,11 +121,11 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.measure.pipeline import AGAIN, Pipeline, recipe_of
 
     pipeline = Pipeline(settings, command)
-    if not recording and arguments.list:
+    if not precomputing and arguments.list:
         for name, row in rows.items():
-            what = " ".join((recipe_of(name).__doc__ or "").partition("\n\n")[0].split())
+            summary = " ".join((recipe_of(name).__doc__ or "").partition("\n\n")[0].split())
             needs = f" Needs {', '.join(row.needs)}." if row.needs else ""
-            print(f"{name}: {what}{needs} About {row.passes:g} passes of each prompt.")
+            print(f"{name}: {summary}{needs} About {row.passes:g} passes of each prompt.")
         return 0
     from towerlab.model import loading
 
@@ -133,9 +133,9 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     for name in names:
         attributes = pipeline.measured(name).attrs
         # Nothing was measured: such a file is not for the book.
-        if recording and AGAIN in attributes:
+        if precomputing and AGAIN in attributes:
             pipeline.path(name).unlink()
-            raise TwoTowersError(f"{name} is not recorded: {attributes[catalogue.NOT_TESTABLE]}")
+            raise TwoTowersError(f"{name} is not precomputed: {attributes[catalogue.NOT_TESTABLE]}")
     print(f"{', '.join(names)}: {pipeline.path(names[-1]).parent}")
     return 0
 
@@ -166,15 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
-    does = {"measure": _measure, "record": _measure, "book": _book}
-    return guarded(lambda: does[options.do](options, shlex.join(["twotowers", *words])))
+    functions = {"measure": _measure, "precompute": _measure, "book": _book}
+    return guarded(lambda: functions[options.command](options, shlex.join(["twotowers", *words])))
 
 
-def guarded(do: Callable[[], int]) -> int:
+def guarded(function: Callable[[], int]) -> int:
     """Run a function, and turn its errors into one line and an exit status.
 
     Args:
-        do: Function that returns an exit status.
+        function: Function that returns an exit status.
 
     Returns:
         0 on success; 1 if a part of the book failed or numbers differ; 2 after one line on bad
@@ -185,16 +185,16 @@ def guarded(do: Callable[[], int]) -> int:
             # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
             signal.signal(kind, signal.default_int_handler)
     try:
-        return do()
+        return function()
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        what = error.filename or "a file"
+        file = error.filename or "a file"
         print(
-            f"twotowers: cannot write {what} ({error.strerror}): make room there, or work in "
+            f"twotowers: cannot write {file} ({error.strerror}): make room there, or work in "
             "another folder",
             file=sys.stderr,
         )

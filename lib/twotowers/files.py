@@ -327,7 +327,7 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
     data = load(path)
     if json.loads(data.attrs["identity"])["versions"] != versions(name):
         raise TwoTowersError(
-            f"'{path}' was made by other versions of the code: twotowers record {model} {name}"
+            f"'{path}' was made by other versions of the code: twotowers precompute {model} {name}"
         )
     return data
 

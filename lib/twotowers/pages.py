@@ -196,7 +196,7 @@ def note(text: str) -> None:
         text: The sentence.
     """
     words = re.sub(
-        r"(?<!record )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])",
+        r"(?<!precompute )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])",
         lambda word: shown_name(word[0]),
         text,
     )

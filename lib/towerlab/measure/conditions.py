@@ -92,7 +92,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
         }
         return sums | answers_in(capture)
 
-    read_all = partial(read_prompts, "conditions", model, record={"weights"}, read=read)
+    read_all = partial(read_prompts, "conditions", model, include={"weights"}, read=read)
     arrays = in_changes(model, encoded, changes, read_all)
     return observations("conditions", encoded, arrays, condition=list(changes))
 

@@ -70,8 +70,8 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
             **answers_in(capture),
         }
 
-    record = {"weights", "values"}
-    arrays = read_prompts("heads", model, encoded, record, read, _tokens_at_once(model))
+    include = {"weights", "values"}
+    arrays = read_prompts("heads", model, encoded, include, read, _tokens_at_once(model))
     return observations("heads", encoded, arrays, kind=list(KINDS))
 
 

@@ -158,7 +158,7 @@ def read_prompts(
     what: str,
     model: Model,
     encoded: Prompts,
-    record: Collection[str],
+    include: Collection[str],
     read: Callable[[Capture], Mapping[str, Tensor]],
     max_tokens: int = 4096,
 ) -> dict[str, np.ndarray]:
@@ -171,7 +171,7 @@ def read_prompts(
         what: Name of the progress bar.
         model: Any model.
         encoded: Prompts.
-        record: Further parts that a capture contains: see `capture`.
+        include: Further parts that a capture contains: see `capture`.
         read: Function of a capture. It returns name -> (batch, ...).
         max_tokens: Maximum number of tokens of a batch.
 
@@ -179,7 +179,7 @@ def read_prompts(
         Name -> (prompt, ...).
     """
     return read_batches(
-        what, encoded, max_tokens, lambda _, batch: read(capture(model, batch, record))
+        what, encoded, max_tokens, lambda _, batch: read(capture(model, batch, include))
     )
 
 

@@ -13,7 +13,7 @@ memory. Nothing in transformers is edited: hooks read the residual stream, and `
 reads the attention where the model computes it. Hooks are always removed, also after an error.
 
 Prompts of equal token length form a batch (`prompt.batches`), so there is no padding. Only vectors
-of the last position are kept, unless `record` asks for more.
+of the last position are kept, unless `include` asks for more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Capture(SimpleNamespace):
     `own_logits` are the logits that the model returns. `logits` are the same logits in float32 or
     wider.
 
-    The parts of the attention, of the FFN and of the streams are present if `record` of `capture`
+    The parts of the attention, of the FFN and of the streams are present if `include` of `capture`
     asked for them.
     """
 
@@ -95,7 +95,7 @@ class Site(NamedTuple):
 
     part: str  # "" is the block
     side: str
-    record: str = ""  # item of `record` that asks for it; "" is always read
+    include: str = ""  # item of `include` for it; "" is always read
     all_positions: bool = False
 
 
@@ -111,13 +111,13 @@ SITES = {
 
 
 @torch.inference_mode()
-def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Capture:
+def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Capture:
     """Run prompts of one token length once, and record values at the last position.
 
     Args:
         model: Any model.
         encoded: Prompts of one token length.
-        record: Further parts to record: "weights" (also `scores`), "values", "neurons" (also
+        include: Additional parts: "weights" (also `scores`), "values", "neurons" (also
             `ffn_out_input`), "streams" (`stream_inputs` and `stream_attention`).
 
     Returns:
@@ -135,13 +135,13 @@ def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Cap
         stack.enter_context(module.register_forward_hook(keep, with_kwargs=True))
 
     def attended(layer: int, attention: Attention, _) -> None:
-        if "weights" in record:
+        if "weights" in include:
             entries["scores"].append(attention.last().scores()[:, :, 0])
             entries["weights"].append(entries["scores"][-1].softmax(-1))
-        if "values" in record:
+        if "values" in include:
             entries["values"].append(attention.value.clone())
 
-    sites = {name: site for name, site in SITES.items() if site.record in ("", *record)}
+    sites = {name: site for name, site in SITES.items() if site.include in ("", *include)}
     for kind in ("attention", "ffn"):
         if model.norm_after(0, kind) is not None:
             sites[f"{kind}_before_norm"] = Site(f"{kind}_out", "output")
@@ -149,7 +149,7 @@ def capture(model: Model, encoded: Prompts, record: Collection[str] = ()) -> Cap
         for layer in range(model.n_layers):
             for name, site in sites.items():
                 read(name, model.part(layer, site.part), site)
-        if {"weights", "values"} & set(record):
+        if {"weights", "values"} & set(include):
             stack.enter_context(reading_attention(model, range(model.n_layers), attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
         own_logits = model.logits(encoded).to(model.device)

@@ -49,18 +49,18 @@ class LastPosition:
     """Prompts of one token length, run once, to be edited at the last position.
 
     `plain[layer]` is the layer's state at the last position. `capture` contains the values of the
-    plain run, with the parts that `record` asked for. Memory: keys and values of all positions of
+    plain run, with the parts that `include` names. Memory: keys and values of all positions of
     the prompts in all layers.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Model, batch: Prompts, record: Collection[str] = ()):
+    def __init__(self, model: Model, batch: Prompts, include: Collection[str] = ()):
         """Run the prompts once, without any edit.
 
         Args:
             model: Any model.
             batch: Prompts of one token length.
-            record: Further parts to record: see `capture`.
+            include: Additional parts: see `capture`.
         """
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
@@ -83,7 +83,7 @@ class LastPosition:
             for block in model.blocks:
                 stack.enter_context(block.register_forward_pre_hook(keep_call, with_kwargs=True))
             stack.enter_context(reading_attention(model, range(model.n_layers), keep))
-            self.capture = capture(model, self.batch, record)
+            self.capture = capture(model, self.batch, include)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
         """Compute the answer without any edit, as a row, so that rounding is equal.
