@@ -124,7 +124,7 @@ def test_the_glossary_states_the_bounds_of_the_rule():
     text = (ROOT / "book/glossary.md").read_text("utf8")
     written, compared = (
         re.findall(rf"{words} ([\d.]*\d)", text)
-        for words in ("whichever the label, above", "attention difference is at least")
+        for words in ("for either label, above", "attention difference is at least")
     )
     assert [*map(float, written)] == [head_selection.WRITES]
     assert [*map(float, compared)] == [head_selection.COMPARES]
