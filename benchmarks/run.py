@@ -332,25 +332,26 @@ def measure(
     """
     model, rows = build(config), []
     for name, n, tokens in cases:
-        title, ways = WORKS[name]
+        title, variants = WORKS[name]
         few, encoded = draw(config, 2, min(16, tokens)), draw(config, n, tokens)
-        expected = ways[0][0](model, few)()
-        for make, by, package in ways:
+        expected = variants[0][0](model, few)()
+        for make, author, package in variants:
             if package and importlib.util.find_spec(make.__name__) is None:
                 continue
             if (off := np.abs(make(model, few)() - expected).max()) > 1e-4:
-                raise SystemExit(f"{title}, {by}: {off:.2g} nats from the plain way")
+                raise SystemExit(f"{title}, {author}: {off:.2g} nats from the plain way")
             ratios = _time_ratios(
                 partial(_log_probs, stock(model), encoded), make(model, encoded), repeats
             )
-            own = operations(config, name, n, tokens, by == OWN)
+            own = operations(config, name, n, tokens, author == OWN)
             plain = operations(config, "forward", n, tokens)
-            by = f"{by} {version(package)}" if package else by
-            row = {"work": title, "prompts": n, "by": by, "tokens": tokens}
+            author = f"{author} {version(package)}" if package else author
+            row = {"work": title, "prompts": n, "by": author, "tokens": tokens}
             row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios)}
             row["counted"] = own / plain
             print(
-                f"{name}, {by}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}", file=sys.stderr
+                f"{name}, {author}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}",
+                file=sys.stderr,
             )
             rows.append(row)
     return pd.DataFrame(rows)
@@ -368,14 +369,14 @@ def markdown(table: pd.DataFrame, where: str) -> str:
     keys, lengths = ["work", "prompts", "by"], sorted(table["tokens"].unique())
     titles = [*keys, *(title for t in lengths for title in (f"{t} tokens", "counted"))]
     lines = [titles, ["---"] * len(titles)]
-    for (work, prompts, by), rows in table.groupby(keys, sort=False):
+    for (work, prompts, author), rows in table.groupby(keys, sort=False):
         of = rows.set_index("tokens")
         cells = (
             f"{of[column][t]:.3g}×" if t in of.index else ""
             for t in lengths
             for column in ("ratio", "counted")
         )
-        lines.append([work, f"{prompts:,}", by, *cells])
+        lines.append([work, f"{prompts:,}", author, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{where}.\n"
 
 

@@ -225,7 +225,7 @@ def main(words: Sequence[str]) -> int:
     values = {
         name: value for name, value in vars(arguments).items() if name in Settings.model_fields
     }
-    settings = Settings.of(values)
+    settings = Settings.from_values(values)
     loading.check(settings.model, settings.device)
     pipeline = Pipeline(settings, shlex.join(["python", "-m", "benchmarks.verdicts", *words]))
     table = verdicts(

@@ -11,12 +11,12 @@ from towerlab.model.edits import (
     PARTS,
     UNCHANGED,
     answers,
-    attend,
     edited,
-    exchange,
-    feed,
+    interchange,
+    patch_output,
+    set_attention,
     steer,
-    zero,
+    zero_ablate,
 )
 from towerlab.model.last_position import LastPosition
 
@@ -50,11 +50,11 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
     }
     edits = [UNCHANGED, steer(HEADS, query, keys, positions(base))]
     for heads in (HEADS[1:], HEADS, [(1, 1)], []):
-        edits += [exchange(heads, what, theirs, positions(base)) for what in PARTS]
+        edits += [interchange(heads, what, theirs, positions(base)) for what in PARTS]
         edits += [
-            zero(heads),
-            attend(heads, weights),
-            feed(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
+            zero_ablate(heads),
+            set_attention(heads, weights),
+            patch_output(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
         ]
     (top, log_prob), (whole_top, whole) = last.answers(edits), answers(model, base, edits)
     assert torch.equal(top, whole_top)
@@ -72,7 +72,7 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
 ):
     include = {"streams", "weights"}
     with edited(
-        model, exchange([(0, 1)], "values", LastPosition(model, source).plain, positions(base))
+        model, interchange([(0, 1)], "values", LastPosition(model, source).plain, positions(base))
     ):
         result, logits = capture(model, base, include), capture(model, base).logits
     plain = capture(model, base, include)

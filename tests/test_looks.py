@@ -12,7 +12,7 @@ import torch
 from conftest import shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from tolerances import FLOAT64
-from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
+from towerlab.measure.looks import CONTRASTS, POSITIONS, path_effects, single_head_effects
 from towerlab.model.label_attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
@@ -20,8 +20,8 @@ from twotowers import head_selection
 
 
 def looks(model, encoded, senders=8):
-    alone = one_by_one(model, encoded)
-    return alone.assign(ways(model, encoded, head_selection.by_effect(alone, senders)))
+    alone = single_head_effects(model, encoded)
+    return alone.assign(path_effects(model, encoded, head_selection.by_effect(alone, senders)))
 
 
 @cache
@@ -184,7 +184,10 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
 
 
 def test_sentences_follow_no_sender():
-    assert ways(shared_tiny("gpt2"), tiny_blocks.blocks(1), []).effect_by_route.sizes["sender"] == 0
+    assert (
+        path_effects(shared_tiny("gpt2"), tiny_blocks.blocks(1), []).effect_by_route.sizes["sender"]
+        == 0
+    )
 
 
 def test_swapped_weights_by_hand():
@@ -255,8 +258,8 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
 
     senders = list(zip(result.sender_layer.values, result.sender_head.values, strict=True))
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
-    ways = result.effect_by_route.mean("prompt").isel(sender=senders.index((1, 0)))
-    by_queries = float(ways.sel(route="later queries") / ways.sel(route="all"))
+    effects = result.effect_by_route.mean("prompt").isel(sender=senders.index((1, 0)))
+    by_queries = float(effects.sel(route="later queries") / effects.sel(route="all"))
     assert by_queries == pytest.approx(1, abs=0.03)
 
     at = result.logit_difference_all_swapped.mean("prompt")

@@ -24,7 +24,7 @@ def other_model(folder: Path) -> Path:
 
 def run(model, out, **settings) -> Pipeline:
     return Pipeline(
-        Settings.of(
+        Settings.from_values(
             {
                 "model": str(model),
                 "out": str(out),

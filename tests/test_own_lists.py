@@ -101,7 +101,7 @@ def test_a_run_on_sentences_names_what_is_missing(home):
     refused(
         r"sentences/own\.csv",
         getattr,
-        Pipeline(Settings.of({"suite": "sentences"})).design,
+        Pipeline(Settings.from_values({"suite": "sentences"})).design,
         "class_pairs",
     )
 
@@ -118,7 +118,7 @@ def own_sentences(home, classes, n=12):
 
 def test_classes_of_own_sentences_are_paired_in_their_order(home):
     own_sentences(home, ("spam", "ham", "news", "art"))
-    run = Pipeline(Settings.of({"suite": "sentences", "k": 2, "separator": "space"}))
+    run = Pipeline(Settings.from_values({"suite": "sentences", "k": 2, "separator": "space"}))
     assert run.design.class_pairs == ("ham/spam", "art/news")
     assert {prompt.dataset for prompt in run.design.blocks(4, 1)} == {*run.design.class_pairs}
     own_sentences(home, ("spam", "ham", "news"))

@@ -255,7 +255,7 @@ def dies(data, path, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 xarray.Dataset.to_netcdf = dies
 Pipeline.part_size = lambda self, name: 4
-Pipeline(Settings.of(dict(word.split("=", 1) for word in sys.argv[1:]))).measured("heads")
+Pipeline(Settings.from_values(dict(word.split("=", 1) for word in sys.argv[1:]))).measured("heads")
 """
 
 
@@ -267,7 +267,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_nothing_in_the_way(tmp_p
     code = subprocess.run([sys.executable, "-c", SAVES, *words], cwd=tmp_path).returncode
     assert code == -signal.SIGKILL
     killed, straight = (
-        Pipeline(Settings.of({**of, "out": str(tmp_path / name)}))
+        Pipeline(Settings.from_values({**of, "out": str(tmp_path / name)}))
         for name in ("killed", "straight")
     )
     folder = killed.path("heads").parent

@@ -16,25 +16,27 @@ def design(words, monkeypatch, **settings) -> pipeline.Design:
     """A design whose tokenizer knows a few words."""
     monkeypatch.setattr(pipeline, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = word_tokenizer(["?", ":", *words])
-    return pipeline.Design(Settings.of(settings), tokenizer, 64, xr.Dataset)
+    return pipeline.Design(Settings.from_values(settings), tokenizer, 64, xr.Dataset)
 
 
 def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
     names = Settings.model_fields.keys() - {"model"}
     for empty in ("", None):
-        assert Settings.of(dict.fromkeys(names, empty)) == Settings()
-    assert Settings.of({"labels": "auto", "k": "auto", "prompts": "auto"}) == Settings()
-    refused("model '': Value should have at least 1 item", Settings.of, {"model": ""})
-    refused("unknown .*: did you mean 'separator'", Settings.of, {"sepparator": ""})
+        assert Settings.from_values(dict.fromkeys(names, empty)) == Settings()
+    assert Settings.from_values({"labels": "auto", "k": "auto", "prompts": "auto"}) == Settings()
+    refused("model '': Value should have at least 1 item", Settings.from_values, {"model": ""})
+    refused("unknown .*: did you mean 'separator'", Settings.from_values, {"sepparator": ""})
 
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert Settings.of({"out": "_build/measurements"}).out == str(ROOT / "_build/measurements")
-    settings = Settings.of({"model": 360, "out": "~/results"})
+    assert Settings.from_values({"out": "_build/measurements"}).out == str(
+        ROOT / "_build/measurements"
+    )
+    settings = Settings.from_values({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
-    assert Settings.of({"model": "~/a"}).model == "/home/me/a"
-    refused("model '100000.0': .* with -r", Settings.of, {"model": 1e5})
+    assert Settings.from_values({"model": "~/a"}).model == "/home/me/a"
+    refused("model '100000.0': .* with -r", Settings.from_values, {"model": 1e5})
 
 
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(
@@ -72,7 +74,7 @@ CHANGED = (
 @pytest.mark.parametrize("given", [*CHANGED.split(), "device=cuda"])
 def test_what_decides_numbers_is_in_the_identity_and_a_recorded_file_stands_for_no_other(given):
     name, _, value = given.partition("=")
-    plain, other = Settings(), Settings.of({name: value})
+    plain, other = Settings(), Settings.from_values({name: value})
     of_words, of_sets = (files.identity(name, plain, "m@0") for name in ("heads", "paper"))
     heads = xr.Dataset(attrs={"identity": of_words, "measurement": "heads"})
     assert (files.identity("heads", other, "m@0") != of_words) == (

@@ -11,7 +11,7 @@ from browser import HEADS, PAGE, browser, fields, needs_browser, refuses, text
 from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
 from towerlab.measure.heads import increases
 from towerlab.model.capture import capture
-from towerlab.model.edits import edited, everywhere, zero
+from towerlab.model.edits import edited, everywhere, zero_ablate
 from towerlab.model.loading import load
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
@@ -35,7 +35,7 @@ def nats_in(label: str) -> float:
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
     model, e, plain, increase = example
-    with edited(model, zero([*map(Head.parse, HEADS)], everywhere([e]))):
+    with edited(model, zero_ablate([*map(Head.parse, HEADS)], everywhere([e]))):
         shares = [
             f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))
         ]

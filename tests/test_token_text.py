@@ -9,7 +9,7 @@ from towerlab.prompts.blocks import class_words
 def lexicon(tokens, decoder):
     tokenizer = word_tokenizer(("<unk>", ":", *tokens))
     tokenizer.backend_tokenizer.decoder = decoder
-    return Lexicon.of(tokenizer, len(tokens) + 3)
+    return Lexicon.from_tokenizer(tokenizer, len(tokens) + 3)
 
 
 def test_byte_level_tokens_are_readable():

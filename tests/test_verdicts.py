@@ -75,7 +75,7 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
     assert verdicts.main(["mini-gpt2", "--chapters", "4", "--out", str(tmp_path), *options]) == 0
     output = capfd.readouterr()
-    run = Pipeline(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
+    run = Pipeline(Settings.from_values({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
     assert "not testable, too few class pairs to tell whether it learns" in output.out
     assert str(verdicts.folder(run) / "verdicts.csv") in output.out

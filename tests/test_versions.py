@@ -141,7 +141,7 @@ def test_identity_is_model_suite_texts_and_versions(lib):
     """And what test_settings.py lists."""
 
     def identity(model="m@0", **settings):
-        return files.identity("heads", Settings.of(settings), model)
+        return files.identity("heads", Settings.from_values(settings), model)
 
     before = identity()
     assert len({before, identity("n@0"), identity(suite="sentences")}) == 3

@@ -34,11 +34,11 @@ SHOWN = 6  # number of blocks, each of another class pair
 LEVELS, FIRST = 250, 40  # a share of attention is the character FIRST + LEVELS * share
 FIVE = 5  # number of words that the page shows of a value and of a key
 READINGS = (("value", "kept"), ("key", "taken out"))  # a mean key does not depend on the label
-WAYS = {
+PATHS = {
     "at once": "direct",
     "by later queries": "later queries",
     "by MLPs": "MLPs",
-    "all ways": "all",
+    "all paths": "all",
 }
 """Readers that receive a head's output (`effect_by_route`), by their name on the page"""
 
@@ -183,11 +183,11 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
     return out, "".join(map(chr, (FIRST + np.rint(LEVELS * share)).astype(int).ravel()))
 
 
-def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
-    """Return effects of heads' outputs from the prompt with exchanged labels, by head and way.
+def path_effects(looks: xr.Dataset) -> dict[str, dict[str, float]]:
+    """Return effects of heads' outputs from the prompt with exchanged labels, by head and path.
 
     Args:
-        looks: Measurement "looks", in which ways were opened one at a time.
+        looks: Measurement "looks", in which paths were opened one at a time.
 
     Returns:
         Effects in nats.
@@ -198,9 +198,10 @@ def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
             looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True
         )
     )
-    by_way = {way: effects.sel(route=route).values for way, route in WAYS.items()}
+    by_path = {path: effects.sel(route=route).values for path, route in PATHS.items()}
     return {
-        name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)
+        name: {path: _short(values)[i] for path, values in by_path.items()}
+        for i, name in enumerate(senders)
     }
 
 
@@ -318,7 +319,7 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
         "measured": heads.sizes["prompt"],
     }
     for name, measurement, of in (
-        ("ways", "looks", ways),
+        ("path_effects", "looks", path_effects),
         ("words", "top_tokens", words),
         ("ranks", "label_reads", ranks),
         ("towers", "towers", towers),

@@ -42,10 +42,10 @@
     return [picture];
   }
 
-  function ways(heads, names) {
-    const known = names.filter((name) => heads.ways[name]);
+  function pathEffects(heads, names) {
+    const known = names.filter((name) => heads.path_effects[name]);
     if (!known.length) return [small(`${MISSING} for this head: only for those with the largest effects.`)];
-    const rows = Object.keys(heads.ways[known[0]]).map((way) => [way, ...known.map((name) => number(heads.ways[name][way]))]);
+    const rows = Object.keys(heads.path_effects[known[0]]).map((path) => [path, ...known.map((name) => number(heads.path_effects[name][path]))]);
     return [table(["nats", ...known], rows, { class: "heads-numbers" }), small("Its output comes from the prompt with " +
       "exchanged labels, and only one kind of later part reads it. If they interact, the parts do not add up.")];
   }
@@ -86,7 +86,7 @@
       small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} ` +
         "layers, counted from 0."));
     return { numbers, more: [
-      part("Which way its label goes", ...ways(heads, names)),
+      part("Which way its label goes", ...pathEffects(heads, names)),
       part("Without it, beside its layer", ...(lost ? without() : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),

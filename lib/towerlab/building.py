@@ -65,7 +65,7 @@ def build(
     except ValueError:
         raise TwoTowersError(f"{' '.join(texts)!r} has an open quote: close it") from None
     values = {name: value for name, _, value in words} | ({"model": model} if model else {})
-    loading.check(Settings.of(values).model)  # raises for a name of nothing
+    loading.check(Settings.from_values(values).model)  # raises for a name of nothing
     root = data_folder().parent
     (root / "_build").mkdir(exist_ok=True)
     # Snakemake's own lock would outlive a build that was killed. This one ends with its process.

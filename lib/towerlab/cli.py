@@ -115,7 +115,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     precomputing = arguments.command == "precompute"
     if precomputing:
         values["out"] = str(data_folder() / "measurements")
-    settings = Settings.of(values)
+    settings = Settings.from_values(values)
     names = arguments.names or list(catalogue.catalogue())
     rows = {name: catalogue.row_of(name) for name in names}  # raises for a name of none
     from towerlab.measure.pipeline import AGAIN, Pipeline, recipe_of

@@ -26,7 +26,7 @@ from twotowers.heads import Head, named
 
 from towerlab.measure.conditions import true_first
 from towerlab.model.capture import Capture, capture, logit_difference_rows
-from towerlab.model.edits import edited, everywhere, zero
+from towerlab.model.edits import edited, everywhere, zero_ablate
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt
 from towerlab.prompts.variants import exchanged_labels, one_fewer
@@ -92,7 +92,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
             )
     (encoded,) = model.encode([prompt])
     runs = {"before": capture(model, [encoded], {"weights"})}
-    with edited(model, zero(heads, everywhere([encoded]))):
+    with edited(model, zero_ablate(heads, everywhere([encoded]))):
         runs["after"] = capture(model, [encoded], {"weights"})
 
     p = {when: run.logits[0].double().softmax(-1).cpu().numpy() for when, run in runs.items()}

@@ -65,7 +65,7 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
             given += [
                 name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
             ]
-    return Chapter(Settings.of({name: cells.get(name) for name in given}))
+    return Chapter(Settings.from_values({name: cells.get(name) for name in given}))
 
 
 class Model:

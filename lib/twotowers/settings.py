@@ -1,6 +1,6 @@
 """Settings of a measurement, prompt templates and label pairs.
 
-    >>> Settings.of({"model": "mini-gpt2", "blocks": "50"}).blocks
+    >>> Settings.from_values({"model": "mini-gpt2", "blocks": "50"}).blocks
     50
     >>> str(Form(4, "line break"))
     'k = 4, line break'
@@ -167,7 +167,7 @@ class Settings(BaseModel):
     """folder of the measurements"""
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Settings:
+    def from_values(cls, values: dict[str, Any]) -> Settings:
         """Return settings from typed values.
 
         Args:

@@ -35,7 +35,7 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, present, random_sets
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
-from towerlab.model.edits import answers, edited, everywhere, knockout, zero
+from towerlab.model.edits import answers, edited, everywhere, knockout, zero_ablate
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -110,9 +110,9 @@ def _ablated(
 
     def run(_, batch: Prompts) -> Tensors:
         if positions == "last":
-            answered = LastPosition(model, batch).answers([zero(heads) for heads in runs])
+            answered = LastPosition(model, batch).answers([zero_ablate(heads) for heads in runs])
         else:
-            edits = [zero(heads, everywhere(batch)) for heads in runs]
+            edits = [zero_ablate(heads, everywhere(batch)) for heads in runs]
             answered = answers(model, batch, edits)
         return answers_of(batch, *answered)
 

@@ -33,7 +33,7 @@ from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
 from towerlab.model.capture import label_log_probs
-from towerlab.model.edits import exchange
+from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import donors_of, texts_of_one_length
@@ -114,7 +114,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
             base = LastPosition(model, batch)
             source = LastPosition(model, [pairs[i].source for i in index])
             at = torch.tensor([e.label_positions for e in batch])
-            edits = [exchange(heads, kind, source.plain, at) for heads in sets.values()]
+            edits = [interchange(heads, kind, source.plain, at) for heads in sets.values()]
             arrays = answers_of(batch, *base.answers(edits))
             # The labels are the base's in both.
             of_source = label_log_probs(source.capture.logits, batch)

@@ -208,7 +208,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         place is subtracted, because most of an unchanged key or query is equal in all prompts and
         independent of their texts.
     """
-    lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+    lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
 
     def read(capture: Capture) -> Tensors:
         at, vectors = capture.label_positions[..., None], []

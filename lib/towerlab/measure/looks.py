@@ -7,7 +7,7 @@ other's places, and the same right answer.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
-    >>> data = one_by_one(pipeline.model, pipeline.design.intervention())
+    >>> data = single_head_effects(pipeline.model, pipeline.design.intervention())
     >>> own, exchanged = data["attention_difference"]             # by the origin of the query
     >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
     >>> data["effect"].dims
@@ -31,7 +31,7 @@ from towerlab.measure.observations import Tensors, answers_of, observations, pla
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_attention
-from towerlab.model.edits import UNCHANGED, Edit, answers, attend, everywhere, feed
+from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_output, set_attention
 from towerlab.model.label_attention import (
     Places,
     Weights,
@@ -62,11 +62,13 @@ ROUTES = {
 
 def _donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
     """Return a function that gives heads of prompts `index` their donors' z of plain runs."""
-    return partial(feed, z=dict(enumerate(z[index].unbind(1))))
+    return partial(patch_output, z=dict(enumerate(z[index].unbind(1))))
 
 
 @torch.inference_mode()
-def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
+def single_head_effects(
+    model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRASTS
+) -> xr.Dataset:
     """Compute the attention difference and the effects of each head, and of all heads together.
 
     Cost: eight runs of whole prompts, and for every head and contrast a run of the last position
@@ -113,7 +115,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
         with reading_attention(model, range(model.n_layers), read):
             last = LastPosition(model, batch)
         makes: list[Make] = [
-            partial(attend, weights=weights),
+            partial(set_attention, weights=weights),
             *(_donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
         ]
         edits = [UNCHANGED, *(make([head]) for make in makes for head in every_head)]
@@ -125,7 +127,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
         sent = [message(last, make([at]), at[0])[:, 0] for make in makes for at in every_head]
         direct = _differences(last, final + torch.stack([torch.zeros_like(final), *sent]))
         shape = len(makes), model.n_layers, model.n_heads
-        swapped = [attend(every_head, weights, at) for at in _swapped_positions(batch)]
+        swapped = [set_attention(every_head, weights, at) for at in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
@@ -148,7 +150,7 @@ def one_by_one(model: Model, encoded: Prompts, contrasts: Sequence[str] = CONTRA
 
 
 @torch.inference_mode()
-def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Compute the effect of each head by each route.
 
     Args:
@@ -174,7 +176,7 @@ def ways(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
         shape = len(ROUTES), len(heads)
         return {"effect_by_route": _effects(_differences(last, final), shape)}
 
-    arrays = read_batches("ways", encoded, 2048, run)
+    arrays = read_batches("path_effects", encoded, 2048, run)
     layer, number = np.reshape(heads, (-1, 2)).astype(int).T
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
     return observations("looks", encoded, arrays, route=list(ROUTES), **senders)
@@ -221,6 +223,6 @@ def _looks(pipeline: Pipeline) -> xr.Dataset:
     """
     words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
     contrasts = CONTRASTS if words else CONTRASTS[:1]
-    alone = pipeline.make("looks", Recipe(one_by_one, encoded, (contrasts,)))
+    alone = pipeline.make("looks", Recipe(single_head_effects, encoded, (contrasts,)))
     senders = head_selection.by_effect(alone, SENDERS) if words else []
-    return alone.assign(pipeline.make("looks", Recipe(ways, encoded, (senders,))))
+    return alone.assign(pipeline.make("looks", Recipe(path_effects, encoded, (senders,))))

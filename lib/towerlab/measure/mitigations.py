@@ -182,8 +182,8 @@ def _recency_shortcut(
             for of in (query_key.queries, query_key.keys)
         )
         free = state.attention._replace(query=query, key=key, scaling=1.0).last()
-        own = state.attention.of(in_layer)
-        weights = SHARE[0] * own.weights() + SHARE[1] * free.of(in_layer).weights()
+        own = state.attention.select_heads(in_layer)
+        weights = SHARE[0] * own.weights() + SHARE[1] * free.select_heads(in_layer).weights()
         seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
         return own.z(weights)
 

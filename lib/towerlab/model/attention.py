@@ -62,7 +62,7 @@ class Attention(NamedTuple):
         """
         return self._replace(query=self.query[:, :, -1:], mask=self.mask[:, :, -1:])
 
-    def of(self, heads: Sequence[int]) -> Attention:
+    def select_heads(self, heads: Sequence[int]) -> Attention:
         """Return the attention of some heads, each with its own copy of keys and values.
 
         Args:

@@ -7,10 +7,11 @@ The other input comes from another run, from added vectors, from zeros, or from 
     >>> from towerlab.prompts.prompt import encode_all
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
-    >>> top, log_prob = answers(model, batch, [zero([(3, 0)]), zero([(3, 1)])])  # a whole run each
+    >>> edits = [zero_ablate([(3, 0)]), zero_ablate([(3, 1)])]
+    >>> top, log_prob = answers(model, batch, edits)  # a whole run each
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
-    >>> with edited(model, zero([(3, 0)]), zero([(3, 1)])):  # together in one run
+    >>> with edited(model, *edits):  # together in one run
     ...     both = model.logits(batch)
 
 There is one primitive: an `Edit` computes the input of W_O of its heads, at some positions, from
@@ -79,13 +80,12 @@ Output = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_
 class Edit(NamedTuple):
     """Heads, and the input of W_O that replaces their own at some positions.
 
-    `at` marks the positions. If it is None, the position is the last one, and `output` is given
-    only the state of that position.
+    If `positions` is None, only the last position is edited, and `output` is given only its state.
     """
 
     heads: Heads
     output: Output
-    at: Bool[Tensor, "batch position"] | None = None
+    positions: Bool[Tensor, "batch position"] | None = None
 
     @property
     def first_layer(self) -> int:
@@ -101,7 +101,7 @@ class Edit(NamedTuple):
         Returns:
             Numbers of the heads within the layer.
         """
-        return sorted({head for at, head in self.heads if at == layer})
+        return sorted({head for edited_layer, head in self.heads if edited_layer == layer})
 
     def apply(self, layer: int, state: LayerState) -> None:
         """Write the replaced input of W_O of the heads of a layer into `state.z`.
@@ -113,10 +113,10 @@ class Edit(NamedTuple):
         heads = self.heads_of(layer)
         if not heads:
             return
-        state = state.last() if self.at is None else state
+        state = state.last() if self.positions is None else state
         z = self.output(layer, heads, state).to(state.z)
-        if self.at is not None:
-            z = torch.where(self.at[:, None, :, None].to(z.device), z, state.z[:, heads])
+        if self.positions is not None:
+            z = torch.where(self.positions[:, None, :, None].to(z.device), z, state.z[:, heads])
         state.z[:, heads] = z
 
 
@@ -141,8 +141,8 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
     def keep_input(layer: int, _, args: tuple, kwargs: dict) -> None:
         inputs[layer] = split_call(args, kwargs)[0]
 
-    def change(layer: int, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
-        z = own()
+    def change(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
+        z = compute_z()
         state = LayerState(inputs.pop(layer).to(z.device), attention, z)
         for edit in edits:
             edit.apply(layer, state)
@@ -175,7 +175,7 @@ def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogPro
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
         label (edit, prompt, label).
     """
-    each = []
+    results = []
     with block_outputs(
         model, {edit.first_layer - 1 for edit in edits if edit.first_layer}
     ) as outputs:
@@ -183,8 +183,8 @@ def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogPro
     for edit in edits:
         first = edit.first_layer
         with restarted(model, first, outputs.get(first - 1)), edited(model, edit):
-            each.append(answer(model, batch) if edit.heads else plain)
-    top, log_prob = map(torch.stack, zip(*each, strict=True))
+            results.append(answer(model, batch) if edit.heads else plain)
+    top, log_prob = map(torch.stack, zip(*results, strict=True))
     return top, log_prob
 
 
@@ -200,20 +200,22 @@ def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
     return torch.ones(len(batch), len(batch[0].ids), dtype=torch.bool)
 
 
-def zero(heads: Heads, at: Bool[Tensor, "batch position"] | None = None) -> Edit:
+def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None = None) -> Edit:
     """Return an edit that ablates heads: their input of W_O is zero.
 
     Args:
         heads: Heads to ablate.
-        at: Positions (batch, position), or None for the last position.
+        positions: Positions (batch, position), or None for the last position.
 
     Returns:
         The edit.
     """
-    return Edit(heads, lambda layer, in_layer, state: torch.zeros_like(state.z[:, in_layer]), at)
+    return Edit(
+        heads, lambda layer, in_layer, state: torch.zeros_like(state.z[:, in_layer]), positions
+    )
 
 
-def feed(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
+def patch_output(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
     """Return an edit that gives heads the input of W_O of another run, at the last position.
 
     Args:
@@ -226,8 +228,10 @@ def feed(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> E
     return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer, None])
 
 
-def attend(
-    heads: Heads, weights: Mapping[int, Weights], at: Bool[Tensor, "batch position"] | None = None
+def set_attention(
+    heads: Heads,
+    weights: Mapping[int, Weights],
+    positions: Bool[Tensor, "batch position"] | None = None,
 ) -> Edit:
     """Return an edit that sets the attention of heads, independent of their queries and keys.
 
@@ -235,21 +239,24 @@ def attend(
         heads: Heads to change.
         weights: Layer -> attention weights of all its heads and of all positions (batch, head, row,
             position).
-        at: Positions (batch, position), or None for the last position.
+        positions: Positions (batch, position), or None for the last position.
 
     Returns:
         The edit, which uses the values of the current run.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        own = weights[layer][:, in_layer, -state.z.shape[2] :]
-        return state.attention.of(in_layer).z(own.to(state.z.device))
+        replaced = weights[layer][:, in_layer, -state.z.shape[2] :]
+        return state.attention.select_heads(in_layer).z(replaced.to(state.z.device))
 
-    return Edit(heads, output, at)
+    return Edit(heads, output, positions)
 
 
-def exchange(
-    heads: Heads, what: str, source: Mapping[int, LayerState], at: Int[Tensor, "batch label"]
+def interchange(
+    heads: Heads,
+    kind: str,
+    source: Mapping[int, LayerState],
+    label_positions: Int[Tensor, "batch label"],
 ) -> Edit:
     """Return an interchange intervention: a part of heads taken from another run.
 
@@ -259,23 +266,26 @@ def exchange(
 
     Args:
         heads: Heads to change.
-        what: One of PARTS.
+        kind: One of PARTS.
         source: Layer -> state of the other run. Its prompts are in the order of the edited batch,
             with their labels at the same positions.
-        at: Label positions (batch, label).
+        label_positions: Label positions (batch, label).
 
     Returns:
         The edit.
     """
-    part = PARTS[what]
+    part = PARTS[kind]
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        own = state.attention.of(in_layer)
-        x, taken = (getattr(of, part) for of in (own, source[layer].attention.of(in_layer)))
-        if what != "query":
-            index = _index(x, at)
-            taken = x.scatter(2, index, taken.gather(2, index))
-        return own._replace(**{part: taken}).z()
+        attention = state.attention.select_heads(in_layer)
+        current, taken = (
+            getattr(run, part)
+            for run in (attention, source[layer].attention.select_heads(in_layer))
+        )
+        if kind != "query":
+            index = _index(current, label_positions)
+            taken = current.scatter(2, index, taken.gather(2, index))
+        return attention._replace(**{part: taken}).z()
 
     return Edit(heads, output)
 
@@ -284,11 +294,11 @@ def steer(
     heads: Heads,
     query: Mapping[int, Float[Tensor, "batch head d_head"]],
     keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]],
-    at: Int[Tensor, "batch label"],
+    label_positions: Int[Tensor, "batch label"],
 ) -> Edit:
     """Return an edit that adds steering vectors to the last query and to the label keys.
 
-    The keys change only as the last position of these heads reads them, as in `exchange`.
+    The keys change only as the last position of these heads reads them, as in `interchange`.
 
     Args:
         heads: Heads to change.
@@ -296,26 +306,28 @@ def steer(
             in units of scaled queries (the product of the vector with a key is in nats).
         keys: Layer -> vectors that are added to the keys (batch, kv_head, label, d_head), after
             rotation.
-        at: Label positions (batch, label).
+        label_positions: Label positions (batch, label).
 
     Returns:
         The edit.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        own = state.attention.of(in_layer)
+        attention = state.attention.select_heads(in_layer)
         moved = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
-        added = moved.of(in_layer)
-        by_key = own.key.scatter_add(2, _index(own.key, at), added.key.to(own.key))
-        by_query = own.query + (added.query / own.scaling).to(own.query)
-        return own._replace(query=by_query, key=by_key).z()
+        added = moved.select_heads(in_layer)
+        by_key = attention.key.scatter_add(
+            2, _index(attention.key, label_positions), added.key.to(attention.key)
+        )
+        by_query = attention.query + (added.query / attention.scaling).to(attention.query)
+        return attention._replace(query=by_query, key=by_key).z()
 
     return Edit(heads, output)
 
 
-def _index(x: Tensor, at: Tensor) -> Tensor:
-    """Return `at` as an index along the positions of x (batch, head, position, d_head)."""
-    return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
+def _index(x: Tensor, positions: Tensor) -> Tensor:
+    """Return `positions` as an index along the positions of x (batch, head, position, d_head)."""
+    return positions.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
 
 
 def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit:
@@ -334,7 +346,7 @@ def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        attention = state.attention.of(in_layer)
+        attention = state.attention.select_heads(in_layer)
         return attention._replace(
             mask=attention.mask & ~closed[:, None].to(attention.mask.device)
         ).z()

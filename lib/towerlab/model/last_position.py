@@ -5,9 +5,9 @@
     >>> from towerlab.prompts.prompt import encode_all
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
-    >>> from towerlab.model.edits import zero
+    >>> from towerlab.model.edits import zero_ablate
     >>> last = LastPosition(model, batch)  # one plain run
-    >>> top, log_prob = last.answers([zero([(3, 0)]), zero([(3, 1), (2, 4)])])
+    >>> top, log_prob = last.answers([zero_ablate([(3, 0)]), zero_ablate([(3, 1), (2, 4)])])
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
 

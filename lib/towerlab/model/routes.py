@@ -5,8 +5,8 @@
     >>> from towerlab.prompts.prompt import encode_all
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
-    >>> from towerlab.model.edits import zero
-    >>> last, edit = LastPosition(model, batch), zero([(2, 0)])
+    >>> from towerlab.model.edits import zero_ablate
+    >>> last, edit = LastPosition(model, batch), zero_ablate([(2, 0)])
     >>> routed(last, [(edit, Route(True, False, False)), (edit, Route(True, True, True))]).shape
     torch.Size([2, 2, 96])
 

@@ -1,6 +1,6 @@
 """Texts of the tokens of a vocabulary, and the tokens without a topic.
 
-    lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+    lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
     lexicon.texts[318], lexicon.texts[359]  # 'is', '-ll': a hyphen marks a piece inside a word
     lexicon.plain[318]                      # 'is': lower case, no space, no hyphen
     lexicon.stopword_ids                    # of stop words, punctuation, single letters and bytes
@@ -46,7 +46,7 @@ class Lexicon:
     plain: tuple[str, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any, vocabulary: int) -> Lexicon:
+    def from_tokenizer(cls, tokenizer: Any, vocabulary: int) -> Lexicon:
         """Return the texts of all rows of an unembedding.
 
         Args:
