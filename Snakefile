@@ -66,6 +66,7 @@ def number(name):
 rule pages:
     input: [f"_build/chapters/{name}.ipynb" for name in about], PAGES, "_toc.yml", "_config.yml",
     output: update("_build/html/index.html"),
+    params: repository=os.environ.get("BOOK_REPOSITORY") or os.environ.get("GITHUB_REPOSITORY", ""),
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:

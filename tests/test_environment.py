@@ -1,18 +1,25 @@
 """pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed
 without a hash."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(ROOT / "book/_ext"))
+import launch
 
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
@@ -153,6 +160,85 @@ def test_a_system_without_built_packages_is_told_before_pip_starts(
     monkeypatch.setattr("sys.version_info", python)
     with nullcontext() if fits else pytest.raises(SystemExit, match="needs"):
         exec(code, {})
+
+
+def binder():
+    return yaml.safe_load((ROOT / ".binder/environment.yml").read_text())["dependencies"]
+
+
+def test_binder_installs_the_packages_of_chapters_and_playground():
+    """Only `twotowers book` needs Snakemake; a notebook needs JupyterLab."""
+    ours = [*PROJECT["dependencies"], *EXTRAS["measure"], *EXTRAS["test"]]
+    ours = {r.name: str(r.specifier) for r in map(Requirement, ours)}
+    without = {"snakemake", "pyyaml", *(Requirement(line).name for line in EXTRAS["test"])}
+    without -= {"jupyterlab", "jsonschema"}
+    names = {"torch": "pytorch-cpu"}
+    wanted = {names.get(n, canonicalize_name(n)): ours[n] for n in ours.keys() - without}
+    theirs = {r.name: str(r.specifier) for r in map(Requirement, binder()[2:])}
+    assert theirs == wanted and binder()[:2] == ["python=3.12", "pip"]
+    assert os.access(ROOT / ".binder/postBuild", os.X_OK)
+
+
+NOTEBOOKS = {
+    path.stem: json.loads(path.read_text("utf8")) for path in (ROOT / "book").glob("*.ipynb")
+}
+RUNNABLE = [
+    name
+    for name, notebook in NOTEBOOKS.items()
+    if not notebook["metadata"].get("twotowers", {}).get("evidence")
+]
+
+
+@pytest.mark.parametrize("path", ["github.com/o/n/blob", "github.com%2Fo%2Fn%2Fblob", "drive"])
+def test_the_first_cell_installs_the_book_on_colab_only(path, monkeypatch):
+    (cell,) = {"".join(NOTEBOOKS[name]["cells"][0]["source"]) for name in RUNNABLE}
+    assert all("remove-cell" in NOTEBOOKS[n]["cells"][0]["metadata"]["tags"] for n in RUNNABLE)
+    shell = Mock(getoutput=Mock(return_value=['[{"path": "fileId=https%3A//', path, '"}]']))
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr("builtins.input", lambda words: "o/n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    exec(cell, {})
+    assert not shell.mock_calls
+    monkeypatch.setitem(sys.modules, "google.colab", Mock())
+    exec(cell, {})
+    (clone,) = shell.system.call_args.args
+    assert "git clone --depth=1 https://github.com/o/n /content/two-towers" in clone
+    assert sys.path[0] == "/content/two-towers/lib"
+
+
+@pytest.mark.parametrize("name", ["owner/name", ""])
+def test_a_page_has_launch_buttons_where_the_repository_is_known(name, monkeypatch, tmp_path):
+    """A book of two pages; the second one needs the evidence of all chapters."""
+    monkeypatch.setenv("BOOK_REPOSITORY", name)
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    options = {"nb_execution_mode": "off", "html_theme": "sphinx_book_theme"}
+    options["root_doc"], options["extensions"] = "book/04-attention-weights", ["myst_nb", "launch"]
+    (tmp_path / "book").mkdir()
+    widget = {"cell_type": "markdown", "id": "w", "metadata": {}}
+    for page in ("04-attention-weights", "scorecard"):
+        source = launch.links(f"# Page\n\nOpen it <!-- open book/{page}.ipynb -->in JupyterLab.")
+        notebook = NOTEBOOKS[page] | {"cells": [widget | {"source": source}]}
+        (tmp_path / f"book/{page}.ipynb").write_text(json.dumps(notebook))
+    Sphinx(tmp_path, None, tmp_path / "out", tmp_path / "out", "html", options, None).build()
+    pages = {p.stem: p.read_text("utf8") for p in (tmp_path / "out/book").glob("*.html")}
+    hosts = {
+        page: re.findall(r'href="(https://[^/"]*(?:binder|colab)[^"]*)"', pages[page])
+        for page in pages
+    }
+    binder, colab = (
+        "https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/{}.ipynb",
+        "https://colab.research.google.com/github/owner/name/blob/main/book/{}.ipynb",
+    )
+    page = "04-attention-weights"
+    both = [binder.format(page), colab.format(page)] if name else []
+    assert hosts[page] == 2 * both
+    assert hosts["scorecard"] == [x.replace(page, "scorecard") for x in both]
+
+
+def test_a_repository_of_another_form_is_refused(monkeypatch):
+    monkeypatch.setenv("BOOK_REPOSITORY", "https://github.com/owner/name")
+    with pytest.raises(ValueError, match=r"cannot use BOOK_REPOSITORY '.*': expected owner/name"):
+        launch.links("")
 
 
 def test_a_release_of_this_version_passes_the_check_of_its_workflow():

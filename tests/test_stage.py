@@ -17,6 +17,7 @@ from twotowers.evidence import verdict_row
 from twotowers.figures import VEGA
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
+import launch
 import stage
 
 HOSTILE = [
@@ -97,7 +98,8 @@ def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_p
         for n in (7, 6)
     )
     book = {"metadata": {"widgets": {}}, "cells": [cell, long, short]}
-    page = stage.for_the_page(book, tmp_path)
-    assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
+    page = stage.for_the_page(book, tmp_path, "04-attention-weights.ipynb")
+    note = launch.links(stage.RUN_LIVE.format("04-attention-weights.ipynb"))
+    assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": note}
     folded = ["hide-input" in cell["metadata"]["tags"] for cell in page["cells"]]
     assert folded == [True, True, False] and not page["metadata"]

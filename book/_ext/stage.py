@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 
 import first
+import launch
 import yaml
 from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
@@ -20,7 +21,10 @@ from twotowers.figures import VEGA
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
-RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
+RUN_LIVE = (
+    "*A widget is here when this chapter runs live: "
+    "open it <!-- open book/{} -->in JupyterLab (`make lab`).*"
+)
 OPEN_LINES = 6  # maximum number of lines of a cell that a page shows unfolded
 COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
 
@@ -93,7 +97,7 @@ def chart_name(outputs: list[dict], at: int) -> str:
     return "chart"
 
 
-def for_the_page(notebook: dict, pictures: Path) -> dict:
+def for_the_page(notebook: dict, pictures: Path, name: str) -> dict:
     """Return a notebook with charts as data, and with a note in place of each widget.
 
     The cell of papermill and every longer cell are folded.
@@ -101,12 +105,13 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     Args:
         notebook: Executed notebook.
         pictures: Folder of the pictures.
+        name: File name of the notebook.
     """
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
-        folds = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
+        folds = {"hide-input", "hide-cell", "remove-input", "remove-cell"}.intersection(tags)
         is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
         if not folds and (is_long or "injected-parameters" in tags):
             tags.append("hide-input")
@@ -116,7 +121,7 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
             if VEGA in data:
                 output["data"] = {"text/html": chart(data, chart_name(outputs, at), pictures)}
             elif WIDGET in data:
-                output["data"] = {"text/markdown": RUN_LIVE}
+                output["data"] = {"text/markdown": launch.links(RUN_LIVE.format(name))}
             elif html := "".join(data.get("text/html", "")):
                 data["text/html"] = EMPTY_HEADER.sub(r"<td\1></td>", html)
     return notebook
@@ -153,22 +158,21 @@ def page(home: Path, source: Path) -> bytes:
     chapters = home / "_build/chapters"
     good = chapters / source.name
     path = good if good.is_file() else source
-    notebook = for_the_page(json.loads(path.read_text("utf8")), home / "_build/pictures")
+    notebook = json.loads(path.read_text("utf8"))
+    notebook = for_the_page(notebook, home / "_build/pictures", source.name)
 
     def draw(match: re.Match) -> str:
         return drawing((home / "book/map.svg").read_text("utf8"), match[1])
 
-    for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
-        cell["source"] = first.MARK.sub(
-            lambda _: first.drawn(home / "_build"), MAP.sub(draw, "".join(cell["source"]))
-        )
+    words = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    for cell in words:
+        text = launch.links(MAP.sub(draw, "".join(cell["source"])))
+        cell["source"] = first.MARK.sub(lambda _: first.drawn(home / "_build"), text)
     if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
         text = f"**This chapter failed when it was last run**, so {older}: {why}"
-        notebook["cells"].insert(
-            1, {"cell_type": "markdown", "id": "failed", "metadata": {}, "source": text}
-        )
+        words[0]["source"] += f"\n\n{text}"
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
@@ -186,7 +190,7 @@ def stage(home: Path, target: Path) -> None:
         if notebook.is_file():
             contents[f"{name}.ipynb"] = page(home, notebook)
         else:
-            contents[f"{name}.md"] = markdown.read_bytes()
+            contents[f"{name}.md"] = launch.links(markdown.read_text("utf8")).encode()
     for source in (
         *(home / "book").glob("*.svg"),
         *(home / "book/_ext").glob("*.py"),
