@@ -55,7 +55,7 @@ def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_importe
     process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert (
-        "'heads' of mini-gpt2 is not precomputed" in process.stdout
+        "missing measurement 'heads' of 'mini-gpt2'" in process.stdout
         and "pip install -e .[measure]" in process.stdout
     )
 

@@ -58,14 +58,14 @@ def cell(column, value, line=3):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (cell("null", "O"), "line 3: null 'O'"),
-        (cell("id", "learned"), "line 3: id 'learned' twice"),
+        (cell("null", "O"), "line 3, null 'O'"),
+        (cell("id", "learned"), "line 3, id 'learned' twice"),
         (
             cell("heads", "writer", 6),
-            "line 6: heads 'writer': Input should be '', 'located', 'by writing'",
+            "line 6, heads 'writer': expected '', 'located', 'by writing'",
         ),
-        (cell("control", "random"), "line 3: control 'random'"),
-        (cell("rule", ""), "line 3: rule ''"),
+        (cell("control", "random"), "line 3, control 'random'"),
+        (cell("rule", ""), "line 3, rule ''"),
     ],
 )
 def test_a_wrong_claim_is_named_with_its_line(edit, change, message):

@@ -19,12 +19,12 @@ BAD = [
     (["measure", "--blocks", "0"], "greater than or equal to 1"),
     (
         ["measure", "--blocks", "1000000000"],
-        "blocks '1000000000': Input should be less than or equal to 100000",
+        "blocks '1000000000': expected less than or equal to 100000",
     ),
-    (["measure", "--device-map", "banana"], "device_map 'banana': Input should be 'auto'"),
-    (["measure", "--labels", "foo"], "'foo' is no label pair"),
-    (["measure", "haeds"], "no measurement 'haeds': choose one of"),
-    (["measure", "--dtype", "int8"], "should be 'float32'"),
+    (["measure", "--device-map", "banana"], "device_map 'banana': expected 'auto'"),
+    (["measure", "--labels", "foo"], "such as foo/bar, got 'foo'"),
+    (["measure", "haeds"], "unknown measurement 'haeds': expected one of"),
+    (["measure", "--dtype", "int8"], "expected 'float32'"),
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
@@ -73,7 +73,7 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
     write = partial(pipeline.write, xr.Dataset(), tmp_path / "x.nc")
-    refused(r"cannot write .*x\.nc.* make room", write)
+    refused(r"cannot write .*x\.nc.*free some space", write)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
     refused("cannot write", write)

@@ -64,7 +64,7 @@ def test_a_measurement_comes_back_from_its_file(data, saved):
     for name, array in again.data_vars.items():  # two dimensions, so not rounded
         assert (data[name].astype(array.dtype) == array).all()
     assert [path.name for path in saved.parent.iterdir()] == ["a.nc"]
-    refused("measure it first", files.load, saved.with_name("none.nc"))
+    refused("missing measurement", files.load, saved.with_name("none.nc"))
 
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
@@ -108,14 +108,16 @@ def test_a_file_that_is_written_one_that_may_not_be_read_and_a_damaged_one_are_t
     command = [sys.executable, "-c", f"{code}; input()", str(saved)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         writer.stdout.readline()
-        refused("another program has it open for writing; close", files.load, saved)
+        refused("another program is writing it; close", files.load, saved)
         writer.communicate(b"\n")
     files.load(saved)
     saved.chmod(0)
     user = os.geteuid()
     os.seteuid(user or 65534)  # root may read everything
     try:
-        assert "delete" not in refused("Permission denied.* make it readable", files.load, saved)
+        assert "delete" not in refused(
+            "Permission denied.* change its permissions", files.load, saved
+        )
     finally:
         os.seteuid(user)
     saved.chmod(0o644)

@@ -191,13 +191,13 @@ def test_means_of_many_equal_the_mean_of_each():
 @pytest.mark.parametrize(
     "values, message",
     [
-        (prompts([1.0, np.nan, 2.0], "abc", "xxx"), "1 of 3 values are missing or infinite"),
+        (prompts([1.0, np.nan, 2.0], "abc", "xxx"), "cannot use 1 of 3 values"),
         (prompts([1.0, np.inf, 2.0], "abc", "xxx"), "1 of 3"),
-        (prompts([np.nan] * 3, "abc", "xxx"), "all values are missing"),
-        (prompts([1.0, 2.0], "ab", "xx").drop_vars("labels"), "without the coordinate 'labels'"),
+        (prompts([np.nan] * 3, "abc", "xxx"), "3 of 3"),
+        (prompts([1.0, 2.0], "ab", "xx").drop_vars("labels"), "missing coordinate 'labels'"),
         (
             prompts([1.0, 2.0], "ab", "xx").expand_dims(layer=3),
-            r"over \(layer, prompt\), wanted \(prompt\)",
+            r"expected \(prompt\), got \(layer, prompt\)",
         ),
     ],
 )

@@ -76,8 +76,10 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     }
     assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
     assert evidence.read(folder).empty
-    refused("no rule for 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
-    refused("no rule for 'chat model'", chapter.beside_paper, "chat model", "4.1", {})
+    refused("unknown result of the paper 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
+    refused(
+        "unknown result of the paper 'chat model'", chapter.beside_paper, "chat model", "4.1", {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,4 +190,4 @@ def test_a_line_that_says_half_is_refused(tmp_path, monkeypatch, change):
         table.loc[table["id"] == "figure 6", column] = cell
     table.to_csv(tmp_path / "figures.csv", index=False)
     monkeypatch.setattr(claims, "data_folder", lambda: tmp_path)
-    refused(r"cannot read .* \(line ", claims.paper_results)
+    refused(r"cannot read .*: line ", claims.paper_results)

@@ -24,7 +24,7 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
     for empty in ("", None):
         assert Settings.from_values(dict.fromkeys(names, empty)) == Settings()
     assert Settings.from_values({"labels": "auto", "k": "auto", "prompts": "auto"}) == Settings()
-    refused("model '': Value should have at least 1 item", Settings.from_values, {"model": ""})
+    refused("model '': expected at least 1 item", Settings.from_values, {"model": ""})
     refused("unknown .*: did you mean 'separator'", Settings.from_values, {"sepparator": ""})
 
 
@@ -36,7 +36,7 @@ def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expande
     settings = Settings.from_values({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
     assert Settings.from_values({"model": "~/a"}).model == "/home/me/a"
-    refused("model '100000.0': .* with -r", Settings.from_values, {"model": 1e5})
+    refused("model '100000.0': .* -r in place", Settings.from_values, {"model": 1e5})
 
 
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(

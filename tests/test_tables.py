@@ -52,14 +52,14 @@ def test_a_line_is_an_object_with_its_numbers(table):
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        (GOOD.replace("2.5", "O"), r"line 2: size 'O': .*number"),
-        (GOOD.replace("1e3", "nan"), r"line 3: size 'nan': .*finite"),
-        (GOOD.replace("b,two", " b,two"), r"line 3: id ' b': .*pattern"),
-        (GOOD.replace("b,two", "two,two"), r"line 3: a thing is no class"),
-        (GOOD.replace("b,two", "a,two"), r"line 3: id 'a' twice"),
+        (GOOD.replace("2.5", "O"), r"line 2, size 'O': .*number"),
+        (GOOD.replace("1e3", "nan"), r"line 3, size 'nan': .*finite"),
+        (GOOD.replace("b,two", " b,two"), r"line 3, id ' b': .*pattern"),
+        (GOOD.replace("b,two", "two,two"), r"line 3, a thing is no class"),
+        (GOOD.replace("b,two", "a,two"), r"line 3, id 'a' twice"),
         (GOOD.replace("1e3", "1e3,x"), "Expected 4 fields in line 3"),
-        (GOOD.replace("size", "length"), "line 2: size .*Field required"),
-        (GOOD.replace("note", "id"), "line 2: id.1 '': Extra inputs"),
+        (GOOD.replace("size", "length"), "line 2, size .*Field required"),
+        (GOOD.replace("note", "id"), "line 2, id.1 '': Extra inputs"),
         (GOOD.encode("utf-16"), "'utf-8' codec"),
     ],
 )
@@ -97,4 +97,4 @@ def test_a_wrong_label_pair_is_named_with_its_line(tmp_path, monkeypatch):
     path = tmp_path / "words/labels.csv"
     path.write_text(path.read_text().replace("left,right,plain", "left,right,dull"))
     monkeypatch.setattr(settings, "data_folder", lambda: tmp_path)
-    refused("line 3: kind 'dull'", settings.label_pairs.__wrapped__)
+    refused("line 3, kind 'dull'", settings.label_pairs.__wrapped__)

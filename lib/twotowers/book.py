@@ -189,8 +189,8 @@ class Model:
         if given != ("none" if drawn else claim.control):
             wanted = f"'{claim.control}'" + " of its single heads, which are drawn here" * drawn
             raise TwoTowersError(
-                f"its control is {wanted}, and '{given}' is given: "
-                "change control=, or its line in data/claims.csv"
+                f"wrong control '{given}': expected {wanted}; change control=, or the line in "
+                "data/claims.csv"
             )
         return self._cross_fit(claim, values) if single else (values, control)
 
@@ -200,7 +200,10 @@ class Model:
             return values.sel(head_set=name)
         if not self.sets.get(name):
             raise NotTestable(f"the rule names no {name}")
-        raise TwoTowersError(f"no '{name}' among the heads of values or control: add this set")
+        raise TwoTowersError(
+            f"missing set of heads '{name}': expected it in the values and in the control; "
+            "measure this set too"
+        )
 
     def _cross_fit(
         self, claim: Claim, values: xr.DataArray
@@ -296,7 +299,8 @@ class Chapter(Measurements):
         line = claims.claims().get(claim)
         if line is None:
             raise TwoTowersError(
-                f"no claim '{claim}' in data/claims.csv: add a line with its rule and date"
+                f"unknown claim '{claim}': expected an id in data/claims.csv; add a line with its "
+                "rule and date"
             )
         rows, why = [], dict(untestable or {})
         for model in {**values, **self.left_out, **why}:
@@ -422,7 +426,10 @@ class Chapter(Measurements):
         """
         result = claims.paper_results().get(item)
         if result is None or result.not_run:
-            raise TwoTowersError(f"no rule for '{item}' in data/figures.csv: add one with its date")
+            raise TwoTowersError(
+                f"unknown result of the paper '{item}': expected an id with a rule in "
+                "data/figures.csv; add a line with its date"
+            )
         left_out = {model: (math.nan, why) for model, why in self.left_out.items()}
         no_model = item in claims.OF_NO_MODEL
         changes = {} if no_model else self.measured("paper_changes", suite)

@@ -72,7 +72,9 @@ def row_of(name: str) -> Version:
         TwoTowersError: If the name is unknown.
     """
     if name not in catalogue():
-        raise TwoTowersError(f"no measurement '{name}': choose one of {', '.join(catalogue())}")
+        raise TwoTowersError(
+            f"unknown measurement '{name}': expected one of {', '.join(catalogue())}"
+        )
     return catalogue()[name]
 
 

@@ -136,10 +136,10 @@ class PaperResult(Statement):
         rule = (self.measure, self.agrees, self.part, self.rule, self.chapter)
         if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
             raise ValueError(
-                "give measure, agrees, part, rule and chapter, or say in not_run why not"
+                "expected either measure, agrees, part, rule and chapter, or a reason in not_run"
             )
         if not self.not_run and not self.part <= self.agrees:  # type: ignore[operator]
-            raise ValueError("'part' lies above 'agrees'")
+            raise ValueError("expected 'part' to be at most 'agrees'")
         return self
 
     def judge(self, value: float) -> str:

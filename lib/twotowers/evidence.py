@@ -344,23 +344,24 @@ def _check_prompts(
         if {*part.dims} != {*dims}:
             there = ", ".join(map(str, part.dims))
             raise TwoTowersError(
-                f"{name} over ({there}), wanted ({', '.join(dims)}): take means over the others "
-                "first, or name the set of heads in data/claims.csv"
+                f"wrong dimensions of {name}: expected ({', '.join(dims)}), got ({there}); take "
+                "means over the other dimensions first, or name the set of heads in "
+                "data/claims.csv"
             )
         shared = {*values.coords} & {*part.coords}
         if any(
             not np.array_equal(values[c], part[c]) for c in shared if values[c].dims == ("prompt",)
         ):
             raise TwoTowersError(
-                f"values and {name} are of different prompts, or in another order: "
-                "measure both on the same ones"
+                f"values and {name} differ in their prompts: expected the same prompts in the "
+                "same order; measure both on the same prompts"
             )
     check_clusters(values)
     are_names = values["labels"] == values["pair"]
     if are_names.any() and not are_names.all():
         raise TwoTowersError(
-            "names of classes among arbitrary labels: judge them apart, with "
-            "measured(name, labels='names')"
+            "cannot judge two kinds of labels together: expected either names of classes or "
+            "arbitrary labels; select one kind with measured(name, labels='names')"
         )
 
 

@@ -190,7 +190,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except (OSError, RuntimeError) as error:  # netCDF raises the latter if the disk is full
         why = getattr(error, "strerror", None) or error
         raise TwoTowersError(
-            f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)"
+            f"cannot write '{path}': {why}; free some space, or choose another folder with out=..."
         ) from None
     finally:
         with suppress(OSError):  # a read-only disk was reported above
@@ -211,7 +211,7 @@ def read(path: Path) -> xr.Dataset:
             return xr.load_dataset(path, engine="netcdf4")
     except FileNotFoundError:
         raise TwoTowersError(
-            f"no measurement '{path}': measure it first (twotowers measure)"
+            f"missing measurement '{path}': run `twotowers measure` first"
         ) from None
     except (OSError, ValueError, RuntimeError):
         raise TwoTowersError(f"cannot read '{path}': {_why_unreadable(path)}") from None
@@ -223,9 +223,9 @@ def _why_unreadable(path: Path) -> str:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 locks a file that it writes
     except BlockingIOError:
-        return "another program has it open for writing; close that program, then try again"
+        return "another program is writing it; close that program, then try again"
     except OSError as error:
-        return f"{error.strerror}; the file may be whole, so make it readable, then try again"
+        return f"{error.strerror}; change its permissions, then try again"
     return "it is damaged or cut off; delete it, then measure it again"
 
 
@@ -241,7 +241,7 @@ def load(path: Path) -> xr.Dataset:
     """
     data = read(path)
     if difference := fault(data):
-        raise OtherForm(f"'{path}' has another form ({difference}): measure it again")
+        raise OtherForm(f"cannot use '{path}': {difference}; measure it again")
     return data
 
 
@@ -327,7 +327,8 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
     data = load(path)
     if json.loads(data.attrs["identity"])["versions"] != versions(name):
         raise TwoTowersError(
-            f"'{path}' was made by other versions of the code: twotowers precompute {model} {name}"
+            f"cannot use '{path}': expected the current versions of the code; run `twotowers "
+            f"precompute {model} {name}`"
         )
     return data
 

@@ -37,7 +37,7 @@ class Head(NamedTuple):
             TwoTowersError: If the name has any other form.
         """
         if not re.fullmatch(r"\d+-\d+", text.strip()):
-            raise TwoTowersError(f"'{text}' is no head: write layer-head, such as 2-5")
+            raise TwoTowersError(f"unknown head '{text}': expected layer-head, such as 2-5")
         return cls(*map(int, text.split("-")))
 
 

@@ -82,8 +82,8 @@ def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> 
     for name in clusters:
         if name not in values.coords:
             raise TwoTowersError(
-                f"values without the coordinate '{name}', which tells their clusters: "
-                "keep it, or give it"
+                f"missing coordinate '{name}' of the values: expected one value for each prompt; "
+                "keep this coordinate when you compute the values"
             )
 
 
@@ -107,14 +107,15 @@ class Sample:
         if variables.ndim != 2:
             dims = ", ".join(map(str, of.dims))
             raise TwoTowersError(
-                f"values over ({dims}), wanted (prompt): take means over the others first"
+                f"wrong dimensions of the values: expected (prompt), got ({dims}); take means "
+                "over the other dimensions first"
             )
         check_clusters(of, clusters)
         bad = int((~np.isfinite(variables)).sum())
         if bad:
-            many = "all" if bad == variables.size else f"{bad} of {variables.size}"
             raise TwoTowersError(
-                f"{many} values are missing or infinite: find out why, or leave such prompts out"
+                f"cannot use {bad} of {variables.size} values: expected finite numbers; find the "
+                "reason, or leave out these prompts"
             )
         variables = variables.astype(float)
         self.factors = [pd.factorize(of[name].values)[0] for name in clusters]

@@ -70,9 +70,9 @@ class Measurements:
             return self._pipeline(suite).measured(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
-                f"'{name}' of {self.model} is not precomputed, and measuring is not installed "
-                f"(there is no {error.name}): pip install -e .[measure], or choose a model of "
-                "data/measurements"
+                f"missing measurement '{name}' of '{self.model}': it is not precomputed, and the "
+                f"package {error.name} is not installed; run `pip install -e .[measure]`, or "
+                "choose a model of data/measurements"
             ) from None
 
     def measured(

@@ -21,8 +21,8 @@ def _root() -> Path:
     if (root / "data" / "published.csv").is_file():
         return root
     raise TwoTowersError(
-        f"there is no data/published.csv in '{root}': install with `pip install -e .` in the "
-        f"repository, or set {HOME} to the repository's root"
+        f"missing data/published.csv in '{root}': expected the root of the repository; run `pip "
+        f"install -e .` there, or set {HOME} to that folder"
     )
 
 

@@ -81,8 +81,8 @@ def _check_labels(labels: Sequence[str]) -> None:
     """
     if len({*labels}) != max(2, len(labels)) or any(not x or x != x.strip() for x in labels):
         raise TwoTowersError(
-            f"the labels {', '.join(map(repr, labels))} cannot be used: expected two or more "
-            "different words without spaces at their edges; choose labels such as foo, bar"
+            "expected two or more different labels without spaces at their edges, got "
+            f"{', '.join(map(repr, labels))}"
         )
 
 
@@ -100,15 +100,11 @@ def _pairs(value: Any) -> list[str]:
     for labels in (pair.split("/") for pair in pairs if pair != OWN_NAMES):
         if len(labels) != 2:
             raise TwoTowersError(
-                f"'{'/'.join(labels)}' is no label pair: write two words such as foo/bar, and "
-                "several pairs with commas between them"
+                f"expected two words with a slash, such as foo/bar, got '{'/'.join(labels)}'"
             )
         _check_labels(labels)
     if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
-        raise TwoTowersError(
-            f"a label pair is there twice in {', '.join(pairs)}: leave one out, since blocks have "
-            "both assignments of a pair"
-        )
+        raise TwoTowersError("expected each label pair once, in one order")
     return pairs
 
 
@@ -118,9 +114,7 @@ def _name(value: Any) -> Any:
     "~" becomes the home folder.
     """
     if isinstance(value, float):
-        raise ValueError(
-            "papermill's -p makes a number of such a name: give it as text, with -r in place of -p"
-        )
+        raise ValueError("expected text, got a number (papermill: -r in place of -p)")
     return os.path.expanduser(str(value)) if type(value) in (int, str) else value
 
 
@@ -187,4 +181,6 @@ class Settings(BaseModel):
         try:
             return cls(**given)
         except ValidationError as error:
-            raise TwoTowersError(first_fault(error)) from None
+            raise TwoTowersError(
+                f"cannot use {first_fault(error)}; see `twotowers measure --help`"
+            ) from None

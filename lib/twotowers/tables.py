@@ -63,9 +63,9 @@ def unreadable(path: Path, what: str, line: int = 0) -> TwoTowersError:
         what: Description of the fault.
         line: Number of the line, counted from 1; 0 for the whole file.
     """
-    at = f"line {line}: " if line else ""
+    at = f"line {line}, " if line else ""
     return TwoTowersError(
-        f"cannot read '{path}' ({at}{what}): correct it, or restore it from the repository"
+        f"cannot read '{path}': {at}{what}; correct the file, or restore it from the repository"
     )
 
 
@@ -134,7 +134,8 @@ def first_fault(error: ValidationError) -> str:
         error: Error of pydantic.
     """
     first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = re.sub("^Value error, ", "", first["msg"])
+    message = re.sub("^[A-Z][a-z]+ should (be|have|match)", "expected", message)
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
 
 
