@@ -80,7 +80,7 @@ def _first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]])
     rows = []
     for name, values in scores.items():
         ranking = xr.DataArray(values, dims=("layer", "head"))
-        for head in head_selection.top(ranking, HEADS_PER_RANKING, -np.inf):
+        for head in head_selection.top_heads(ranking, HEADS_PER_RANKING, -np.inf):
             rows.append((model, name, str(head), float(f"{values[head]:.4g}")))
     return pd.DataFrame(rows, columns=["model", "ranking", "head", "score"])
 

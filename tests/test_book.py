@@ -57,7 +57,7 @@ def chapter(monkeypatch):
 
 
 def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
-    chapter.compare(
+    chapter.judge_claim(
         "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
     )
     rows = {row.model: row for row in chapter.rows}
@@ -76,7 +76,7 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
 
 def test_models_that_do_not_learn_are_named(chapter):
     knocked = chapter.measured("knockouts")
-    chapter.compare(
+    chapter.judge_claim(
         "attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={}
     )
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
@@ -108,10 +108,10 @@ def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learne
 
 def test_a_claim_without_a_line_and_values_of_another_form_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
-    refused("unknown claim 'learnt': .* in data", chapter.compare, "learnt", values)
+    refused("unknown claim 'learnt': .* in data", chapter.judge_claim, "learnt", values)
     refused(
         r"claim 'learned', a: .* got \(layer, prompt\)",
-        chapter.compare,
+        chapter.judge_claim,
         "learned",
         {m: x.expand_dims(layer=2) for m, x in values.items()},
     )
@@ -133,7 +133,7 @@ def test_a_table_goes_through_dimensions(chapter):
         list(table["value"] / once["value"]) == pytest.approx([1, 2, 3, 1, 2, 3])
         and once["n"] == 10
     )
-    shares = chapter.table(many, by=("side", "dose"), whole=values)
+    shares = chapter.table(many, by=("side", "dose"), denominator=values)
     assert shares["value"].tolist() == pytest.approx([1, 2, 3, 1, 2, 3])
     assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
     refused(r"got \(dose, prompt\); take means", chapter.table, many, by=("side",))
@@ -156,13 +156,13 @@ def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
     chapter.sets = {
         "a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}
     }
-    assert chapter.matched("a", "four", draws=3) and len(chapter.texts) == 0
+    assert chapter.random_sets("a", "four", draws=3) and len(chapter.texts) == 0
     assert (
-        chapter.matched("a", "eight", draws=3) == []
+        chapter.random_sets("a", "eight", draws=3) == []
         and "8 heads leave too few" in chapter.texts[-1]
     )
     assert (
-        chapter.matched("a", "none", draws=3) == []
+        chapter.random_sets("a", "none", draws=3) == []
         and "the rule names no none heads" in chapter.texts[-1]
     )
 
@@ -200,12 +200,12 @@ def test_a_parameter_that_nobody_knows_is_refused():
         cell("# Parameters", "blcoks = 20"),
     )
     assert book.open(cell("# Parameters", "blocks = 20") | {"blocks": 20}).settings.blocks == 20
-    assert book.open(cell("# Parameters", 'texts = "own"'), own=["texts"]).settings.model == "a"
+    assert book.open(cell("# Parameters", 'texts = "own"'), extra=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
 
 
 def test_a_disk_that_says_no_is_told(chapter, tmp_path, monkeypatch):
-    chapter.compare(
+    chapter.judge_claim(
         "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
     )
     (tmp_path / "file").write_text("")

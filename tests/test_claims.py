@@ -16,7 +16,11 @@ def test_the_shipped_tables_are_whole():
     # controls are of sets of heads
     assert {c.control for c in table.values() if c.heads == ""} == {"none"}
     for c in table.values():
-        assert (c.unit == "nats") if c.smallest is None else c.smallest > 0 or c.null == 0.5
+        assert (
+            (c.unit == "nats")
+            if c.smallest_effect is None
+            else c.smallest_effect > 0 or c.null_value == 0.5
+        )
         assert c.statement.endswith(".")
     found = claims.findings()
     assert {*found["claim"]} <= {*table} and {*found["verdict"]} <= {*claims.VERDICTS}

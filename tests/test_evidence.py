@@ -10,12 +10,13 @@ from twotowers import claims, evidence, head_selection
 from twotowers.book import Model
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import compare, over_sets
+from twotowers.evidence import judge_claim, mean_over_sets
 from twotowers.heads import Head
 
 LINE = {
-    "id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0,
-    "smallest": 0.1, "unit": "share", "heads": "", "control": "none", "source": "v1",
+    "id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention",
+    "null_value": 0.0, "smallest_effect": 0.1,
+    "unit": "share", "heads": "", "control": "none", "source": "v1",
     "rule": "2026-11-23", "seen": "nothing",
 }  # fmt: skip
 
@@ -56,7 +57,7 @@ WIDE = [1.5, -0.6, 0.9, -0.4]
 LITTLE, USUAL = [0.06, 0.1, 0.08, 0.12], [0.1, 0.1, 0.0, 0.1]
 
 
-NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
+NATS, HALF = {"unit": "nats", "smallest_effect": None}, {"null_value": 0.5, "smallest_effect": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         ([0.08, -0.04, -0.08, 0.04], {}, claims.ABSENT, {}),  # by its 90% interval, not its 95%
         (WIDE, {}, claims.UNDECIDED, {}),
         (LITTLE, {}, claims.SMALL, {}),  # clear of zero, 0.09 where 0.1 would matter
-        ([0.56, 0.6, 0.58, 0.62], {}, claims.SMALL, {"null": 0.5}),  # as far above its null
-        ([0.5] * 8, {}, claims.HOLDS, {"smallest": 0.5}),  # just as much as would matter
+        ([0.56, 0.6, 0.58, 0.62], {}, claims.SMALL, {"null_value": 0.5}),  # as far above its null
+        ([0.5] * 8, {}, claims.HOLDS, {"smallest_effect": 0.5}),  # just as much as would matter
         ([0.5] * 5, {}, claims.UNDECIDED, {}),  # too few class pairs, all alike (F12)
         (LITTLE, {"control": random_sets(UP)}, claims.SMALL, {}),
         (UP, {"control": random_sets(USUAL, high=1)}, claims.HOLDS, {}),  # one of twenty is allowed
@@ -80,18 +81,23 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         (UP, {"control": random_sets(USUAL, draws=19)}, claims.UNDECIDED, {}),
         ([0.5], {}, claims.UNDECIDED, {}),  # one pair has no interval
         ([], {}, claims.NOT_TESTABLE, {}),
-        (UP, {"whole": prompts(WIDE)}, claims.NOT_TESTABLE, {}),  # a share of what may be zero
+        (
+            UP,
+            {"denominator": prompts(WIDE)},
+            claims.NOT_TESTABLE,
+            {},
+        ),  # a share of what may be zero
         # a twentieth of the model's choice is more than 0.5375
-        (UP, {"choice": 11.0}, claims.SMALL, NATS),
-        (UP, {"choice": 10.0}, claims.HOLDS, NATS),
-        (UP, {"choice": 11.0}, claims.HOLDS, {}),
+        (UP, {"logit_difference": 11.0}, claims.SMALL, NATS),
+        (UP, {"logit_difference": 10.0}, claims.HOLDS, NATS),
+        (UP, {"logit_difference": 11.0}, claims.HOLDS, {}),
         ([0.5] * 4, {}, claims.UNDECIDED, HALF),
         ([0.501, 0.5, 0.499, 0.5], {}, claims.UNDECIDED, HALF),  # a threshold has no absent
         ([0.505, 0.505, 0.504, 0.506], {}, claims.HOLDS, HALF),
     ],
 )
 def test_rule(effect, others, verdict, cells):
-    row = compare(claim(**cells), "m", prompts(effect), **others)
+    row = judge_claim(claim(**cells), "m", prompts(effect), **others)
     assert row.verdict == verdict and row.words
     assert np.isnan(row.effect) == (verdict == claims.NOT_TESTABLE)
 
@@ -100,16 +106,16 @@ def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
     whole = prompts([1.0, 2.0, 3.0, 2.0])
     part = whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1])
     usual = random_sets([0.1, 0.2, 0.1, 0.0], high=1)
-    row = compare(claim(control="random sets"), "m", part, whole=whole, control=usual)
+    row = judge_claim(claim(control="random sets"), "m", part, denominator=whole, control=usual)
     assert row.effect == pytest.approx(0.6) and row.control == pytest.approx((0.1 + 1 / 20) / 2)
     assert row.difference == pytest.approx(row.effect - row.control) and row.verdict == claims.HOLDS
-    assert row.share == 0  # one reaches 1.1 / 2 = 0.55
-    half = compare(claim(null=0.5, smallest=0.0), "m", part, whole=whole)
-    assert half.p == pytest.approx(compare(claim(), "m", part - whole / 2).p)
+    assert row.exceedance == 0  # one reaches 1.1 / 2 = 0.55
+    half = judge_claim(claim(null_value=0.5, smallest_effect=0.0), "m", part, denominator=whole)
+    assert half.p == pytest.approx(judge_claim(claim(), "m", part - whole / 2).p)
 
 
 def test_a_row_tells_effect_control_and_share():
-    row = compare(
+    row = judge_claim(
         claim(control="random sets"),
         "m",
         prompts(UP),
@@ -118,7 +124,9 @@ def test_a_row_tells_effect_control_and_share():
     )
     assert row.effect == pytest.approx(np.mean(UP)) and row.control == pytest.approx(0.2)
     assert (
-        row.difference == pytest.approx(np.mean(UP) - 0.2) and row.share == 0.1 and row.draws == 20
+        row.difference == pytest.approx(np.mean(UP) - 0.2)
+        and row.exceedance == 0.1
+        and row.draws == 20
     )
     assert (
         row.form == "k = 2, space"
@@ -146,8 +154,8 @@ def names(values):
             r"of values: expected \(prompt\), got \(layer, prompt\); take means",
         ),
         (prompts(UP).drop_vars("labels"), {}, "missing coordinate 'labels'"),
-        (prompts(UP), {"whole": prompts(UP[:3])}, "whole differ in their prompts"),
-        (prompts(UP), {"whole": prompts([1.0, np.nan, 1.0, 1.0])}, "expected finite numbers"),
+        (prompts(UP), {"denominator": prompts(UP[:3])}, "whole differ in their prompts"),
+        (prompts(UP), {"denominator": prompts([1.0, np.nan, 1.0, 1.0])}, "expected finite numbers"),
         (
             prompts(UP),
             {"control": prompts(UP)},
@@ -163,12 +171,12 @@ def names(values):
     ],
 )
 def test_what_would_be_judged_wrongly_is_refused(values, others, message):
-    refused(message, compare, claim(), "m", values, **others)
+    refused(message, judge_claim, claim(), "m", values, **others)
 
 
 def test_names_of_classes_alone_are_judged():
     alone = prompts(UP).assign_coords(labels=prompts(UP)["pair"])
-    assert compare(claim(), "m", alone).verdict == claims.HOLDS
+    assert judge_claim(claim(), "m", alone).verdict == claims.HOLDS
 
 
 SETS = {"by attention": [(0, 1)], "by writing": []}
@@ -188,14 +196,14 @@ def two_sets(heads):
     return [[(1, head) for _, head in heads], [(1, 2)] * len(heads)]
 
 
-def model_of(turns, drawn):
+def model_of(splits, drawn):
     model = Model.__new__(Model)
-    model.sets, model.turns, model.drawn = SETS, turns, drawn
+    model.sets, model.cross_fit_splits, model.draw_random_sets = SETS, splits, drawn
     return model
 
 
-def of_claim(cells, values, control=None, turns=one_turn):
-    return model_of(turns, two_sets).select(claim(**cells), values, control)
+def of_claim(cells, values, control=None, splits=one_turn):
+    return model_of(splits, two_sets).select(claim(**cells), values, control)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +221,15 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
         + noise
     )
 
-    def turns(values):
+    def cross_fit_splits(values):
         yield {"by attention": heads}, values
 
-    model = model_of(turns, lambda of: head_selection.matched_sets(of, 1, n_heads, 1, 1000))
+    model = model_of(
+        cross_fit_splits, lambda of: head_selection.matched_sets(of, 1, n_heads, 1, 1000)
+    )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
-    row = compare(claim(control="random sets"), "m", effect, control=control)
-    assert (control.sizes["random_set"], row.draws, row.share, row.verdict) == (
+    row = judge_claim(claim(control="random sets"), "m", effect, control=control)
+    assert (control.sizes["random_set"], row.draws, row.exceedance, row.verdict) == (
         1000,
         sets,
         0,
@@ -232,17 +242,17 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
     # a head's number stands in its tens
     values = SINGLE + xr.DataArray(10 * np.arange(3), dims="head")
 
-    def turns(values):
+    def cross_fit_splits(values):
         for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
             yield {"by attention": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
 
-    effect, control = of_claim(BY_ATTENTION, values, turns=turns)
+    effect, control = of_claim(BY_ATTENTION, values, splits=cross_fit_splits)
     np.testing.assert_allclose(
         effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10)
     )
     np.testing.assert_allclose(control[0], effect)  # each has its own partner in its turn
     assert control.dims == ("random_set", "prompt") and set(effect.coords) == {"pair", "labels"}
-    assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
+    assert judge_claim(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
@@ -296,7 +306,7 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
 def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
     with pytest.raises(TwoTowersError, match=message) as caught:
         effect, against = of_claim(cells, values, control)
-        compare(claim(**cells), "m", effect, control=against)
+        judge_claim(claim(**cells), "m", effect, control=against)
     assert not isinstance(caught.value, NotTestable)
 
 
@@ -311,15 +321,15 @@ def test_means_over_sets_equal_a_loop():
         np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head")
     )
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
-    result = over_sets(values, sets)
+    result = mean_over_sets(values, sets)
     assert result.dims == ("random_set", "kind", "prompt")
     for draw, heads in enumerate(sets):
         np.testing.assert_allclose(
             result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0)
         )
     values[0, 0, 0, 1] = np.nan
-    assert over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
-    assert over_sets(values, [[]]).isnull().all()
+    assert mean_over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
+    assert mean_over_sets(values, [[]]).isnull().all()
 
 
 def test_holms_p_values_by_hand():
@@ -332,7 +342,7 @@ def test_holms_p_values_by_hand():
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
     for chapter, ids in (("4", ["located-prefer", "more-beyond-softmax"]), ("1", ["learned"])):
         rows = [
-            compare(claim(id=i, chapter=chapter), model, prompts(UP))
+            judge_claim(claim(id=i, chapter=chapter), model, prompts(UP))
             for i in ids
             for model in ("a", "b")
         ]

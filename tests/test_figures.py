@@ -37,6 +37,6 @@ def test_names_of_models_that_differ_look_different(names):
         x[:9] == y[:9] for x, y in zip(shown, names, strict=True)
     )
     empty = dict.fromkeys(("effect", "effect_low", "effect_high", "control"), 0.5)
-    chart = figures.forest(table.assign(**empty, verdict="holds"), title="x", null=0.0)
+    chart = figures.forest(table.assign(**empty, verdict="holds"), title="x", null_value=0.0)
     texts = re.findall(r">([^<>]+)</text>", figures.svg(chart.to_dict()))
     assert {*shown} <= {*texts}  # none is cut

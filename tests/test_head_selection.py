@@ -36,7 +36,7 @@ def test_the_best_learned_form_is_taken():
     assert head_selection.form(grid({(4, "space"): 6, (8, "space"): 9})) == (
         4,
         "space",
-    )  # more than MOST_K cost too much
+    )  # more than MAX_K cost too much
 
 
 def heads(attention, writing):
@@ -112,7 +112,7 @@ def test_heads_by_effect_have_the_largest_of_either_sign():
 
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
-    picked = head_selection.pick(values, [Head(1, 2), Head(0, 1)])
+    picked = head_selection.select_heads(values, [Head(1, 2), Head(0, 1)])
     assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == [
         "1-2",
         "0-1",
@@ -126,8 +126,8 @@ def test_the_glossary_states_the_bounds_of_the_rule():
         re.findall(rf"{words} ([\d.]*\d)", text)
         for words in ("for either label, above", "attention difference is at least")
     )
-    assert [*map(float, written)] == [head_selection.WRITES]
-    assert [*map(float, compared)] == [head_selection.COMPARES]
+    assert [*map(float, written)] == [head_selection.MIN_WRITTEN]
+    assert [*map(float, compared)] == [head_selection.MIN_ATTENTION_DIFFERENCE]
 
 
 def of_names(pairs, labels):
@@ -150,7 +150,9 @@ def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judge
     located = of_names("abcde", labels)
     judging = located if others is None else of_names(others, labels)
     numbers = []
-    for chooses, judges in head_selection.turns(located, *([] if others is None else [judging])):
+    for chooses, judges in head_selection.cross_fit_splits(
+        located, *([] if others is None else [judging])
+    ):
         assert chooses.sizes["prompt"]
         assert not set(chooses["pair"].values) & set(judges["pair"].values)
         assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)

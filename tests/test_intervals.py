@@ -175,7 +175,7 @@ def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
     for whole in (None, part + 9):
         of = mean(part, clusters) if whole is None else ratio(part, whole, clusters)
         given = None if whole is None else {"m": whole}
-        row = table({"m": part}, whole=given, clusters=clusters).loc[0]
+        row = table({"m": part}, denominator=given, clusters=clusters).loc[0]
         np.testing.assert_allclose([*row[["value", "low", "high"]]], [of.estimate, of.low, of.high])
         assert row["n"] == of.n[0]
 

@@ -61,7 +61,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
         "smollm2-135m": (0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.5]),
         "opposite": (0.0, "0 of 25 heads"),
     }
-    chapter.beside_paper("figure 6", "4.1", found)
+    chapter.compare_with_paper("figure 6", "4.1", found)
     numbers = "0.96; random lists 0.51, 1% of 100 reach it; firm in 50%"
     words = f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}. 24 of 25 &lt;heads&gt;</li>"
     assert words in shown[0] and "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
@@ -76,9 +76,19 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     }
     assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
     assert evidence.read(folder).empty
-    refused("unknown result of the paper 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
     refused(
-        "unknown result of the paper 'chat model'", chapter.beside_paper, "chat model", "4.1", {}
+        "unknown result of the paper 'figure 60'",
+        chapter.compare_with_paper,
+        "figure 60",
+        "4.1",
+        {},
+    )
+    refused(
+        "unknown result of the paper 'chat model'",
+        chapter.compare_with_paper,
+        "chat model",
+        "4.1",
+        {},
     )
 
 
@@ -96,7 +106,7 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     changes = xr.Dataset(
         {"logit_difference": nats}, {"change": [*evidence.BALANCED, "query of the other class"]}
     )
-    (found, _, lists, drawn), found_mark = evidence.task(changes)
+    (found, _, lists, drawn), found_mark = evidence.judge_task(changes)
     assert (found, found_mark, lists) == (share, mark, None) and drawn.sizes["resample"] == 1000
     result = claims.paper_results()["figure 6"]
     row = evidence.verdict_row(result, "m", AGREES, "5 of 5 heads", mark=mark)
@@ -121,7 +131,7 @@ def test_what_random_lists_reach_is_not_specific(value, random, verdict):
     found = evidence.judge_result(result, value, random, [0.95, 0.85, math.nan, 0.9])
     assert found["verdict"] == verdict
     if verdict == IN_PART:
-        assert found["share"] == 1 and found["firmness"] == 0.25
+        assert found["exceedance"] == 1 and found["firmness"] == 0.25
     elif value == 0.9:
         assert found["firmness"] == 0.5
 
@@ -144,14 +154,14 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     by_prompt = by_prompt.drop_vars(["named_head", "layer", "head"]).assign_coords(named_head=names)
     by_prompt = by_prompt.isel(named_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")
-    value, random, resampled = evidence.in_lists(
+    value, random, resampled = evidence.test_list(
         lambda x: x.mean("listed_head"), [*map(str, map(Head._make, heads))], every, data, by_prompt
     )
     rest = values.mean("prompt")[1, 2 : 5 if named else 6].values
     pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
     assert math.isclose(value, values[:, 1, :2].mean()) and np.allclose(sorted(random), pairs)
     assert resampled.shape == (1000,) and abs(float(resampled.mean()) - value) < 0.02
-    one = evidence.in_lists(lambda x: x.mean("listed_head"), ["1-0"], every, data)[1]
+    one = evidence.test_list(lambda x: x.mean("listed_head"), ["1-0"], every, data)[1]
     assert one.size == 10 - named  # of both layers, without its key-value group
 
 
@@ -161,7 +171,7 @@ def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
     assert drawn.sizes == {"resample": 1000, "change": 2} and (drawn[:, 0] == drawn[:, 1]).all()
     assert set(np.unique(drawn)) == {0, 0.25, 0.5, 0.75, 1}
     mask = xr.DataArray([[True, False, False], [True, True, False]], dims=("layer", "head"))
-    lists = evidence.shuffled(mask)
+    lists = evidence.shuffle_heads(mask)
     assert (lists.sum("head") == [1, 2]).all() and 0.6 < lists[:, 1, 0].mean() < 0.73
     values = xr.DataArray([[[3.0, 1, 2], [0, 5, 4]]], dims=("resample", "layer", "head"))
     assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]

@@ -67,7 +67,9 @@ def test_an_answer_is_told_by_the_axis_that_it_follows(chapter, axis, verdict):
         (of for name, of in errors.items() if name != "product"), key=lambda of: float(of.mean())
     )
     whole = chapter["squared_error"](y) - errors["product"]
-    row = evidence.compare(claims()["product"], "planted", best - errors["product"], whole=whole)
+    row = evidence.judge_claim(
+        claims()["product"], "planted", best - errors["product"], denominator=whole
+    )
     assert row.verdict == verdict or (row.verdict == "not testable" and axis != "product")
 
 
@@ -80,7 +82,7 @@ def test_an_answer_that_follows_nothing_is_no_evidence(chapter):
     )
     errors = {name: chapter["squared_error"](y, name) for name in ("product", "sum")}
     whole = chapter["squared_error"](y) - errors["product"]
-    row = evidence.compare(
-        claims()["product"], "planted", errors["sum"] - errors["product"], whole=whole
+    row = evidence.judge_claim(
+        claims()["product"], "planted", errors["sum"] - errors["product"], denominator=whole
     )
     assert row.verdict == "not testable"

@@ -76,7 +76,8 @@ def test_a_chart_is_named_after_its_figure_or_its_claim():
 @given(anything, anything)
 def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     claim = Claim.model_construct(
-        **dict.fromkeys(Claim.model_fields, text) | {"id": "a-b", "null": 0.0, "smallest": None}
+        **dict.fromkeys(Claim.model_fields, text)
+        | {"id": "a-b", "null_value": 0.0, "smallest_effect": None}
     )
     rows = [verdict_row(claim, model, text, text)]
     tags = {"div", "p", "ul", "li", "b", "details", "summary"}

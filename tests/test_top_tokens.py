@@ -55,7 +55,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
                         continue
                     bs = unembed.bs_values(rows[2] - subtrahend, model.unembedding, slow[2].scale)
                     assert at["token"].values.tolist() == [
-                        f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]
+                        f"word{i}" for i in bs.argsort(descending=True)[: module.WORDS_PER_VECTOR]
                     ]
     save("top_tokens", result, tmp_path / "top.nc", {})
     assert (load(tmp_path / "top.nc")["token"] == result["token"]).all()

@@ -37,7 +37,17 @@ otherwise"""
 NUMBERS = [
     f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")
 ]
-PINNED = ["chapter", "claim", "model", "verdict", "n", "label_pairs", "draws", "share", *NUMBERS]
+PINNED = [
+    "chapter",
+    "claim",
+    "model",
+    "verdict",
+    "n",
+    "label_pairs",
+    "draws",
+    "exceedance",
+    *NUMBERS,
+]
 
 
 def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
@@ -57,8 +67,8 @@ def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
         lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (
             new.verdict != old.verdict
         )
-        for name in ("share", *NUMBERS):
-            allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))
+        for name in ("exceedance", *NUMBERS):
+            allowed = SETS if name == "exceedance" else max(LOGITS, INTERVAL * width(old, name))
             if not np.isclose(new[name], old[name], rtol=0, atol=allowed, equal_nan=True):
                 lines.append(
                     f"{row}: {name} is {new[name]:.6g}, was {old[name]:.6g}, "

@@ -326,7 +326,9 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
     ):
         out[name] = of(data) if (data := read(measurement)) is not None else {}
     looks = read("looks")
-    out["choice"] = None if looks is None else intervals.mean(looks["logit_difference"]).estimate
+    out["logit_difference"] = (
+        None if looks is None else intervals.mean(looks["logit_difference"]).estimate
+    )
     return out
 
 
@@ -356,9 +358,9 @@ def script(folder: Path) -> str:
     )
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {
-        "attention difference": head_selection.COMPARES,
-        "writing": head_selection.WRITES,
-        "top": head_selection.TOP,
+        "attention difference": head_selection.MIN_ATTENTION_DIFFERENCE,
+        "writing": head_selection.MIN_WRITTEN,
+        "top": head_selection.HEADS_PER_SET,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return f"window.twotowersHeads = {text};\n"

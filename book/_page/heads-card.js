@@ -80,7 +80,7 @@
       `on ${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is ` +
       "at times less than what it does.")];
     const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +
-      `${number(2 * heads.choice)} nats` : "no interventions";
+      `${number(2 * heads.logit_difference)} nats` : "no interventions";
     const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
       table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
       small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} ` +

@@ -46,7 +46,7 @@
 
     line(axes, side) {
       const bound = AXES[axes].bounds[side === "x" ? 0 : 1];
-      return bound ? this.bounds[bound] : Number((MATTERS * this.choice).toPrecision(2));
+      return bound ? this.bounds[bound] : Number((MATTERS * this.logit_difference).toPrecision(2));
     }
   }
 

@@ -9,7 +9,7 @@
   // changes with the guess.
   const SCENES = [
     { name: "One head compares", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
-      const [head] = heads.ranked("effect"), part = heads.mean("effect", head) / (2 * heads.choice);
+      const [head] = heads.ranked("effect"), part = heads.mean("effect", head) / (2 * heads.logit_difference);
       return {
         head, before: `At the last position head ${head} prefers labels of the query’s class by ` +
           `${number(heads.mean("attention difference", head))}, ${ordinal(heads.rank("attention difference", head))} of ${heads.total} heads.`,
@@ -24,7 +24,7 @@
       };
     } },
     { name: "One lowers the right answer", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
-      const head = heads.ranked("effect").at(-1), effect = heads.mean("effect", head), least = 0.05 * heads.choice;
+      const head = heads.ranked("effect").at(-1), effect = heads.mean("effect", head), least = 0.05 * heads.logit_difference;
       return {
         head, before: `Head ${head}, too, attends more to labels of the query’s class: by ${number(heads.mean("attention difference", head))}.`,
         question: "Swap its attention between the classes. What happens to the right label?",
@@ -48,14 +48,14 @@
     } },
     { name: "A writer nobody needs", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
       const [head] = heads.ranked("writing"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
-      const i = heads.at(head), part = lost / heads.choice;
+      const i = heads.at(head), part = lost / heads.logit_difference;
       return {
         head, before: `No head writes more of the labels that it looks at than ${head}: ` +
           `${number(heads.mean("writing", head))} nats.`,
         question: "Take it out. How much of the choice between the labels is lost?",
         options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
           ["less than a tenth", part < 0.1]],
-        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} prompts. ` +
+        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.logit_difference)}, on ${prompts} prompts. ` +
           `It writes either label that it looks at, and attends more to the right one by ${number(heads.mean("attention difference", head))} only.`,
       };
     } },

@@ -47,12 +47,12 @@ task stays below with 95% confidence"""
 TOO_FEW = "too few class pairs to tell whether it learns the task"
 
 
-def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
+def open(cells: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
     """Return the chapter of a notebook.
 
     Args:
         cells: Variables of the notebook, from its `globals()`.
-        own: Parameters that only this notebook has.
+        extra: Parameters that only this notebook has.
 
     Raises:
         TwoTowersError: If a parameter has a wrong value, or if papermill was given an unknown one.
@@ -63,7 +63,7 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
         # papermill's own cell assigns the parameters that papermill was given.
         if source.startswith("# Parameters\n"):
             given += [
-                name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
+                name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in extra
             ]
     return Chapter(Settings.from_values({name: cells.get(name) for name in given}))
 
@@ -118,14 +118,16 @@ class Model:
         Raises:
             NotTestable: If the model does not learn the task, or if there are too few class pairs.
         """
-        part = self.learned
-        if part.low > CHANCE:
+        accuracy = self.learned
+        if accuracy.low > CHANCE:
             return
-        low, high = np.clip([part.low, part.high], 0, 1)
-        why = "does not learn the task" if high < LEARNS else TOO_FEW
-        raise NotTestable(f"{why}: accuracy {replace(part, low=low, high=high):.0%}")
+        low, high = np.clip([accuracy.low, accuracy.high], 0, 1)
+        reason = "does not learn the task" if high < LEARNS else TOO_FEW
+        raise NotTestable(f"{reason}: accuracy {replace(accuracy, low=low, high=high):.0%}")
 
-    def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
+    def cross_fit_splits(
+        self, target: xr.DataArray
+    ) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """Yield sets of heads for each cross-fit split, with the prompts that evaluate them.
 
         Args:
@@ -139,14 +141,14 @@ class Model:
             NotTestable: If no selection block has other classes and other labels.
         """
         locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
-        for chooses, judges in head_selection.turns(locating, target):
-            if not chooses.sizes["prompt"]:
+        for selects, evaluates in head_selection.cross_fit_splits(locating, target):
+            if not selects.sizes["prompt"]:
                 raise NotTestable(
                     "no locating block has other classes and other labels: give more (locate)"
                 )
-            yield head_selection.head_sets(chooses, self.chapter.settings.top_k), judges
+            yield head_selection.head_sets(selects, self.chapter.settings.top_k), evaluates
 
-    def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
+    def draw_random_sets(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
         """Return random sets that are matched to a set of heads.
 
         Args:
@@ -213,25 +215,26 @@ class Model:
         The prompts keep their order. Each split has its own heads, and each prompt is in one split.
         """
         values = values.assign_coords(at=("prompt", range(values.sizes["prompt"])))
-        turns = []
-        for sets, judges in self.turns(values):
+        splits = []
+        for sets, evaluates in self.cross_fit_splits(values):
             if not sets.get(claim.heads):
                 raise NotTestable(f"the rule names no {claim.heads}")
-            turns.append((sets[claim.heads], judges))
-        chosen = list(dict.fromkeys(head for heads, _ in turns for head in heads))
-        draws = self.drawn(chosen) if claim.control == "random sets" else []
-        # The same random head in every turn.
-        in_place_of = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]
+            splits.append((sets[claim.heads], evaluates))
+        chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
+        draws = self.draw_random_sets(chosen) if claim.control == "random sets" else []
+        # The same random head in every split.
+        replacements = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]
         # In order: equal sets, equal numbers.
         parts = [
-            evidence.over_sets(
-                judges, [sorted(other[head] for head in heads) for other in in_place_of]
+            evidence.mean_over_sets(
+                evaluates,
+                [sorted(replacement[head] for head in heads) for replacement in replacements],
             )
-            for heads, judges in turns
+            for heads, evaluates in splits
         ]
-        every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
-        return every.isel(random_set=0, drop=True), (
-            every.isel(random_set=slice(1, None)) if draws else None
+        joined = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
+        return joined.isel(random_set=0, drop=True), (
+            joined.isel(random_set=slice(1, None)) if draws else None
         )
 
 
@@ -260,16 +263,16 @@ class Chapter(Measurements):
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
         return {
-            m: head_selection.head_sets(d, self.settings.top_k)
-            for m, d in self.measured("locating").items()
+            model: head_selection.head_sets(data, self.settings.top_k)
+            for model, data in self.measured("locating").items()
         }
 
-    def compare(
+    def judge_claim(
         self,
         claim: str,
         values: Mapping[str, xr.DataArray],
         *,
-        whole: Mapping[str, xr.DataArray] | None = None,
+        denominator: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, xr.DataArray] | None = None,
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
@@ -283,7 +286,7 @@ class Chapter(Measurements):
             claim: Id of a line of data/claims.csv.
             values: Values of every prompt by model, over the dimensions that the line needs
                 (`Model.select`).
-            whole: Denominator (prompt,) by model, if the claim is about a share.
+            denominator: Denominator (prompt,) by model, if the claim is about a share.
             control: The same values of random sets by model, with the additional dimension
                 `random_set`.
             gate: Whether a model that does not learn the task is "not testable". It is False for
@@ -302,14 +305,16 @@ class Chapter(Measurements):
                 f"unknown claim '{claim}': expected an id in data/claims.csv; add a line with its "
                 "rule and date"
             )
-        rows, why = [], dict(untestable or {})
-        for model in {**values, **self.left_out, **why}:
+        rows, reasons = [], dict(untestable or {})
+        for model in {**values, **self.left_out, **reasons}:
             try:
-                if model in why or model not in values:
-                    raise NotTestable(why.get(model) or self.left_out[model])
-                of_whole = None if whole is None else whole[model]
+                if model in reasons or model not in values:
+                    raise NotTestable(reasons.get(model) or self.left_out[model])
+                model_denominator = None if denominator is None else denominator[model]
                 random = None if control is None else control.get(model)
-                rows.append(self._judged(line, model, values[model], of_whole, random, gate, form))
+                rows.append(
+                    self._judged(line, model, values[model], model_denominator, random, gate, form)
+                )
             except NotTestable as error:
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
             except TwoTowersError as error:
@@ -323,9 +328,9 @@ class Chapter(Measurements):
         self._show(line, rows, "Prompts", details)
         table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
         # Without a control or a threshold a chart would only repeat the sentence.
-        if len(table) and (line.null or table["draws"].any()):
+        if len(table) and (line.null_value or table["draws"].any()):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
-            chart = figures.forest(table, title=line.measure + unit, null=line.null)
+            chart = figures.forest(table, title=line.measure + unit, null_value=line.null_value)
             display(chart.properties(description=line.statement))
 
     def _judged(
@@ -333,7 +338,7 @@ class Chapter(Measurements):
         claim: Claim,
         name: str,
         values: xr.DataArray,
-        whole: xr.DataArray | None,
+        denominator: xr.DataArray | None,
         random: xr.DataArray | None,
         gate: bool,
         form: str,
@@ -347,27 +352,37 @@ class Chapter(Measurements):
         effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["random_set"]  # files hold those that this rule draws
-            sets = model.drawn(
+            sets = model.draw_random_sets(
                 model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws
             )
-            names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
+            names = [str(sorted(heads)) for heads in sets] + [
+                str(i) for i in range(len(sets), draws)
+            ]
             control = control.assign_coords(sets=("random_set", names))
-        choice = intervals.mean(model.heads["logit_difference"]).estimate
+        logit_difference = intervals.mean(model.heads["logit_difference"]).estimate
         form = form or str(model.form)
-        row = evidence.compare(
-            claim, name, effect, whole=whole, control=control, choice=choice, form=form
+        row = evidence.judge_claim(
+            claim,
+            name,
+            effect,
+            denominator=denominator,
+            control=control,
+            logit_difference=logit_difference,
+            form=form,
         )
         if claim.control == "random sets" and model.heads.attrs["key_value_heads"] == 1:
-            elsewhere = ", from other layers, since all heads of a layer share their keys"
-            row = replace(row, words=row.words + elsewhere)
+            remark = ", from other layers, since all heads of a layer share their keys"
+            row = replace(row, words=row.words + remark)
         return row
 
-    def _show(self, about: Statement, rows: list[EvidenceRow], summary: str, details: str) -> None:
+    def _show(
+        self, statement: Statement, rows: list[EvidenceRow], summary: str, details: str
+    ) -> None:
         """Show the sentence of a statement, and keep its rows of evidence."""
-        self.rows = [row for row in self.rows if row.claim != about.id] + rows
-        display(HTML(pages.sentence(about, rows, summary, details)))
+        self.rows = [row for row in self.rows if row.claim != statement.id] + rows
+        display(HTML(pages.sentence(statement, rows, summary, details)))
 
-    def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
+    def random_sets(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
         """Return different random sets that are matched to a named set.
 
         They have the same layers and other key-value groups. If the model has no other heads, or if
@@ -383,7 +398,10 @@ class Chapter(Measurements):
             if not heads:
                 raise NotTestable(f"the rule names no {name} heads")
             return list(
-                dict.fromkeys(tuple(sorted(of)) for of in self.models[model].drawn(heads, draws))
+                dict.fromkeys(
+                    tuple(sorted(drawn))
+                    for drawn in self.models[model].draw_random_sets(heads, draws)
+                )
             )
         except NotTestable as error:
             pages.note(f"{model}: no other heads beside these: {error}.")
@@ -407,16 +425,16 @@ class Chapter(Measurements):
         text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
-    def beside_paper(
-        self, item: str, figure: str, found: Mapping[str, tuple], suite: str | None = None
+    def compare_with_paper(
+        self, name: str, figure: str, results: Mapping[str, tuple], suite: str | None = None
     ) -> None:
         """Judge whether a result of the paper is reproduced in each model, and keep the rows.
 
         Args:
-            item: Name of the result in data/figures.csv, whose rule decides, such as "figure 6".
+            name: Name of the result in data/figures.csv, whose rule decides, such as "figure 6".
             figure: Number of the book's figure for the same result, such as "4.1"; "" if there is
                 none.
-            found: Tuple by model of the statistic, a description of its basis, and, if there are
+            results: Tuple by model of the statistic, a description of its basis, and, if there are
                 any, the statistic in random lists and in resamples of the prompts
                 (`evidence.judge_result`). Models that are left out elsewhere are not testable here.
             suite: Suite of the prompts, if it is not the suite of the settings.
@@ -424,42 +442,42 @@ class Chapter(Measurements):
         Raises:
             TwoTowersError: If data/figures.csv has no rule for the result.
         """
-        result = claims.paper_results().get(item)
+        result = claims.paper_results().get(name)
         if result is None or result.not_run:
             raise TwoTowersError(
-                f"unknown result of the paper '{item}': expected an id with a rule in "
+                f"unknown result of the paper '{name}': expected an id with a rule in "
                 "data/figures.csv; add a line with its date"
             )
-        left_out = {model: (math.nan, why) for model, why in self.left_out.items()}
-        no_model = item in claims.OF_NO_MODEL
+        left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
+        no_model = name in claims.OF_NO_MODEL
         changes = {} if no_model else self.measured("paper_changes", suite)
-        marks = {m: evidence.task(of)[1] for m, of in changes.items()}
+        marks = {model: evidence.judge_task(data)[1] for model, data in changes.items()}
         rows = [
             verdict_row(
-                *(result, m),
+                *(result, model),
                 words=words,
                 figure=figure,
-                mark=marks.get(m, ""),
+                mark=marks.get(model, ""),
                 **evidence.judge_result(result, value, *drawn),
             )
-            for m, (value, words, *drawn) in (left_out | dict(found)).items()
+            for model, (value, words, *drawn) in (left_out | dict(results)).items()
         ]
         rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
         rule += f"from {result.part:g} on in part."
         seen = f", written with the results of {result.seen} seen" if result.seen != "none" else ""
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
-    def explore(self, name: str, *variables: str, over: str = "") -> None:
+    def explore(self, name: str, *variables: str, group_by: str = "") -> None:
         """Show variables of a measurement with controls for model, head and prompts.
 
         Args:
             name: Measurement.
             *variables: Variables that share their dimensions (`explore.explorer`).
-            over: Coordinate of prompts whose groups become rows.
+            group_by: Coordinate of prompts whose groups become rows.
         """
-        files = {m: d[[*variables]] for m, d in self.measured(name).items()}
+        files = {model: data[[*variables]] for model, data in self.measured(name).items()}
         if files:
-            display(explore.explorer(files, over, self.model))
+            display(explore.explorer(files, group_by, self.model))
 
     def close(self) -> None:
         """Write the rows of evidence to `TWOTOWERS_EVIDENCE`, or next to the measurements.

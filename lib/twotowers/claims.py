@@ -83,9 +83,9 @@ class Claim(Statement):
     """A row of data/claims.csv: a claim with its measure and its requirements.
 
     Attributes:
-        null: Value that the effect must exceed.
-        smallest: Smallest effect of interest, in `unit`. It is empty if it is a share of the
-            model's logit difference (`evidence.SHARE_OF_CHOICE`).
+        null_value: Value that the effect must exceed.
+        smallest_effect: Smallest effect of interest, in `unit`. It is empty if it is a share of the
+            model's logit difference (`evidence.SMALLEST_EFFECT_RATIO`).
         unit: Unit of the effect.
         heads: Set of heads that is judged, of `head_selection` or of the ablations. It is empty for
             a claim without a set.
@@ -94,8 +94,8 @@ class Claim(Statement):
 
     chapter: Text
     measure: Text
-    null: float
-    smallest: Optional
+    null_value: float
+    smallest_effect: Optional
     unit: Literal["nats", "share", "words of ten"]
     heads: Literal[
         "", "located", "by writing", "by attention", "by increase", "paper's twelve",
@@ -110,7 +110,7 @@ class Claim(Statement):
         """Format of the claim's numbers. Shares have a sign unless one half is their null."""
         if self.unit != "share":
             return "+z.2f"  # z: no -0.00
-        return "z.0%" if self.null == THRESHOLD else "+z.1%"
+        return "z.0%" if self.null_value == THRESHOLD else "+z.1%"
 
 
 class PaperResult(Statement):
@@ -149,7 +149,7 @@ class PaperResult(Statement):
             value: Value of the result's measure. NaN is not testable.
         """
         levels = {AGREES: self.agrees, IN_PART: self.part, DISAGREES: -math.inf}
-        return next((v for v, of in levels.items() if value >= of - 1e-9), NOT_TESTABLE)  # type: ignore[operator]
+        return next((name for name, low in levels.items() if value >= low - 1e-9), NOT_TESTABLE)  # type: ignore[operator]
 
 
 def claims() -> dict[str, Claim]:

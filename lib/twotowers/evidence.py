@@ -4,9 +4,9 @@
 that the chapters have written.
 
     >>> near_half = Interval(0.5, (20, 9), low=0.4, high=0.6, low90=0.42, high90=0.58)
-    >>> judge(near_half, null=0.0, smallest=0.1)
+    >>> judge(near_half, null_value=0.0, smallest_effect=0.1)
     'holds'
-    >>> judge(near_half, null=0.45, smallest=0.1)
+    >>> judge(near_half, null_value=0.45, smallest_effect=0.1)
     'undecided'
 
 Intervals come from `twotowers.intervals` and generalise to new class pairs and new label pairs.
@@ -14,7 +14,7 @@ Shares, which are effects divided by a whole, have Fieller's intervals. Prompts 
 names of their classes are never judged together with prompts that have arbitrary labels.
 
 The rule has been in force since 2026-11-23, and data/rules.csv has its history. Since 2026-11-25
-equal random sets, which occur if few heads are free, are counted once (`distinct`).
+equal random sets, which occur if few heads are free, are counted once (`distinct_sets`).
 
 A claim is not testable on a model in these cases:
 
@@ -58,13 +58,13 @@ from twotowers.claims import (
     paper_results,
 )
 from twotowers.errors import TwoTowersError
-from twotowers.head_selection import RANDOM_LISTS, pick, random_lists
+from twotowers.head_selection import RANDOM_LISTS, random_lists, select_heads
 from twotowers.heads import Head, Heads, named
 from twotowers.intervals import Interval, check_clusters, mean, means, ratio
 from twotowers.tables import read_csv
 
-LEAST, MOST = 20, 0.05
-SHARE_OF_CHOICE = 0.05
+MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
+SMALLEST_EFFECT_RATIO = 0.05
 BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
 """Changes of the paper's prompts that are both orders with both assignments of the labels"""
 
@@ -76,13 +76,13 @@ class Control:
     Attributes:
         mean: Mean effect over the different random sets, with its interval.
         difference: Difference of the claim's effect and `mean`, with its interval.
-        share: Share of the random sets whose effect is at least as large as the claim's.
+        exceedance: Share of the random sets whose effect is at least as large as the claim's.
         draws: Number of different random sets.
     """
 
     mean: Interval
     difference: Interval
-    share: float
+    exceedance: float
     draws: int
 
 
@@ -102,12 +102,12 @@ class EvidenceRow:
             the number that is judged.
         control, control_low, control_high: Mean of the random sets with its 95% interval.
         difference, difference_low, difference_high: Effect minus control with its 95% interval.
-        share: Share of the random sets that reach the effect.
+        exceedance: Share of the random sets that reach the effect.
         draws: Number of different random sets.
         p: Two-sided p-value of the hypothesis that the effect equals the null.
         prompts, n, label_pairs: Numbers of prompts, of class pairs and of label pairs.
         form: Prompt template.
-        smallest: Smallest effect of interest, in `unit`.
+        smallest_effect: Smallest effect of interest, in `unit`.
         unit: Unit of the effect.
         figure: Figure of this book for a result of the paper.
         mark: Mark of a model that does not do the task of the result's prompts.
@@ -129,14 +129,14 @@ class EvidenceRow:
     difference: float = np.nan
     difference_low: float = np.nan
     difference_high: float = np.nan
-    share: float = np.nan
+    exceedance: float = np.nan
     draws: int = 0
     p: float = np.nan
     prompts: int = 0
     n: int = 0
     label_pairs: int = 0
     form: str = ""
-    smallest: float = np.nan
+    smallest_effect: float = np.nan
     unit: str = ""
     figure: str = ""
     mark: str = ""
@@ -144,21 +144,23 @@ class EvidenceRow:
 
 
 def verdict_row(
-    about: Statement, model: str, verdict: str, words: str, **numbers: Any
+    statement: Statement, model: str, verdict: str, words: str, **numbers: Any
 ) -> EvidenceRow:
     """Return the row of evidence of a statement and model.
 
     Args:
-        about: Claim, or result of the paper.
+        statement: Claim, or result of the paper.
         model: Name of the model.
         verdict: Verdict on the statement.
         words: Basis of the verdict.
         **numbers: Further fields of the row.
     """
-    return EvidenceRow(about.id, model, verdict, words, about.statement, about.chapter, **numbers)
+    return EvidenceRow(
+        statement.id, model, verdict, words, statement.statement, statement.chapter, **numbers
+    )
 
 
-def task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
+def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
     """Judge whether a model does the task of the paper's prompts.
 
     Prompts are balanced over both orders and both assignments of the labels.
@@ -171,30 +173,34 @@ def task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], st
             the other label, its description, None for random lists, and the share in resamples.
             Then the mark of a model that does not do the task, "" for one that does.
     """
-    right = changes.logit_difference.sel(change=BALANCED) > 0
-    share = float(right.mean())
-    nearest = float((right ^ right.change.str.startswith("true first")).mean())
-    foo = float((right ^ right.change.str.contains("exchanged")).mean())
-    word, most = max(("foo", foo), ("bar", 1 - foo), key=lambda of: of[1])
-    words = f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {most:.0%}"
-    done = paper_results()[TASK[0]].judge(share) != DISAGREES
-    mark = "" if done else BY_WORD if most > nearest else BY_POSITION
-    return (share, words, None, resample(right).mean("change")), mark
+    is_right = changes.logit_difference.sel(change=BALANCED) > 0
+    share = float(is_right.mean())
+    nearest = float((is_right ^ is_right.change.str.startswith("true first")).mean())
+    foo_share = float((is_right ^ is_right.change.str.contains("exchanged")).mean())
+    word, word_share = max(("foo", foo_share), ("bar", 1 - foo_share), key=lambda item: item[1])
+    words = (
+        f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {word_share:.0%}"
+    )
+    does_task = paper_results()[TASK[0]].judge(share) != DISAGREES
+    mark = "" if does_task else BY_WORD if word_share > nearest else BY_POSITION
+    return (share, words, None, resample(is_right).mean("change")), mark
 
 
-def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
-    """Return the verdict on a claim that its effect is above `null`.
+def judge(
+    effect: Interval, null_value: float, smallest_effect: float, control: Control | None = None
+) -> str:
+    """Return the verdict on a claim that its effect is above `null_value`.
 
     The first rule that applies decides:
 
     1. `not testable` if there is no estimate; `undecided` if there is an estimate but no interval.
-    2. `absent` if the 90% interval is within `smallest` of `null` on both sides.
-    3. `does not hold` if the 95% interval is entirely below `null`.
-    4. `undecided` if the 95% interval contains `null`.
-    5. `small` if the estimate is above `null` by less than `smallest`.
+    2. `absent` if the 90% interval is within `smallest_effect` of `null_value` on both sides.
+    3. `does not hold` if the 95% interval is entirely below `null_value`.
+    4. `undecided` if the 95% interval contains `null_value`.
+    5. `small` if the estimate is above `null_value` by less than `smallest_effect`.
     6. `holds` if there is no control.
-    7. `undecided` if fewer than LEAST different random sets were measured.
-    8. `holds` if it is clearly larger than in random sets, and at most MOST of them reach it.
+    7. `undecided` if fewer than MIN_RANDOM_SETS different random sets were measured.
+    8. `holds` if it is clearly larger than in random sets, and at most MAX_EXCEEDANCE reach it.
     9. `not specific` otherwise: the effect exists, but other heads also have it.
 
     In rule 8, "clearly" means that the 95% interval of the difference from the mean of the random
@@ -203,37 +209,41 @@ def judge(effect: Interval, null: float, smallest: float, control: Control | Non
 
     Args:
         effect: Effect with its 90% and 95% bounds.
-        null: Null value of the claim.
-        smallest: Smallest effect of interest. For effects in nats it is SHARE_OF_CHOICE of the
-            model's own logit difference, unless the claim gives another one. It is 0 if `null` is a
-            threshold such as "at least half".
+        null_value: Null value of the claim.
+        smallest_effect: Smallest effect of interest: for effects in nats SMALLEST_EFFECT_RATIO
+            times the model's own logit difference, unless the claim gives another one. It is 0 if
+            `null_value` is a threshold such as "at least half".
         control: Effect in random sets of heads, if the claim has a control.
     """
     if np.isnan(effect.low):
         return NOT_TESTABLE if np.isnan(effect.estimate) else UNDECIDED
-    if null - smallest < effect.low90 and effect.high90 < null + smallest:
+    if null_value - smallest_effect < effect.low90 and effect.high90 < null_value + smallest_effect:
         return ABSENT
-    if effect.high < null:
+    if effect.high < null_value:
         return FAILS
-    if effect.low <= null:
+    if effect.low <= null_value:
         return UNDECIDED
-    if effect.estimate - null < smallest:
+    if effect.estimate - null_value < smallest_effect:
         return SMALL
     if control is None:
         return HOLDS
-    if control.draws < LEAST:
+    if control.draws < MIN_RANDOM_SETS:
         return UNDECIDED
-    return HOLDS if control.difference.low > 0 and control.share <= MOST else NOT_SPECIFIC
+    return (
+        HOLDS
+        if control.difference.low > 0 and control.exceedance <= MAX_EXCEEDANCE
+        else NOT_SPECIFIC
+    )
 
 
-def compare(
+def judge_claim(
     claim: Claim,
     model: str,
     values: xr.DataArray,
     *,
-    whole: xr.DataArray | None = None,
+    denominator: xr.DataArray | None = None,
     control: xr.DataArray | None = None,
-    choice: float = np.nan,
+    logit_difference: float = np.nan,
     form: str = "",
 ) -> EvidenceRow:
     """Judge one claim on one model.
@@ -242,47 +252,55 @@ def compare(
         claim: A line of data/claims.csv.
         model: Name of the model.
         values: Effect on each prompt, over (prompt,).
-        whole: Denominator on each prompt, over (prompt,), if the claim is about a share.
+        denominator: Denominator on each prompt, over (prompt,), if the claim is about a share.
         control: The same values of random sets, over (random_set, prompt). An optional coordinate
             `sets` has the names of the sets.
-        choice: The model's own logit difference (nats).
+        logit_difference: The model's own logit difference (nats).
         form: Prompt template, in words.
 
     Returns:
         Row of evidence. Its verdict is "not testable" if there are no prompts, or if the mean of
-            `whole` is not clearly above zero.
+            `denominator` is not clearly above zero.
 
     Raises:
-        TwoTowersError: If dimensions are wrong, if whole or control have other prompts, if values
-            are not finite, or if prompts with class names as labels are mixed with others.
+        TwoTowersError: If dimensions are wrong, if denominator or control have other prompts, if
+            values are not finite, or if prompts with class names as labels are mixed with others.
     """
-    _check_prompts(values, whole, control)
+    _check_prompts(values, denominator, control)
     if not values.size:
         return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
-    effect = _effect(values, whole)
-    if np.isnan(effect.estimate) and whole is not None:
-        words = f"what it is a share of is not clear of zero: {mean(whole):+.3f}"
+    effect = _effect(values, denominator)
+    if np.isnan(effect.estimate) and denominator is not None:
+        words = f"what it is a share of is not clear of zero: {mean(denominator):+.3f}"
         return verdict_row(claim, model, NOT_TESTABLE, words)
-    against = None if control is None else _control(effect, values, whole, control)
-    smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
+    random_sets = None if control is None else _control(effect, values, denominator, control)
+    smallest_effect = (
+        SMALLEST_EFFECT_RATIO * logit_difference
+        if claim.smallest_effect is None
+        else claim.smallest_effect
+    )
     words = f"{effect:{claim.format}} {claim.unit}".removesuffix(" share")
     parts = {"effect": effect}
-    numbers: dict[str, Any] = {"prompts": values.size, "form": form, "smallest": smallest}
-    if against is not None:
-        parts |= {"control": against.mean, "difference": against.difference}
-        numbers |= {"share": against.share, "draws": against.draws}
-        reach = round(against.share * against.draws)
-        p = (reach + 1) / (against.draws + 1)  # the set in question is counted with the others
-        words += f"; control {against.mean.estimate:{claim.format}}, {reach:,} of "
-        words += f"{against.draws:,} different {claim.control} reach it (p = {p:.2g})"
+    numbers: dict[str, Any] = {
+        "prompts": values.size,
+        "form": form,
+        "smallest_effect": smallest_effect,
+    }
+    if random_sets is not None:
+        parts |= {"control": random_sets.mean, "difference": random_sets.difference}
+        numbers |= {"exceedance": random_sets.exceedance, "draws": random_sets.draws}
+        reach = round(random_sets.exceedance * random_sets.draws)
+        p = (reach + 1) / (random_sets.draws + 1)  # the set in question is counted with the others
+        words += f"; control {random_sets.mean.estimate:{claim.format}}, {reach:,} of "
+        words += f"{random_sets.draws:,} different {claim.control} reach it (p = {p:.2g})"
     for name, part in parts.items():
         numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
     return verdict_row(
         claim,
         model,
-        judge(effect, claim.null, smallest, against),
+        judge(effect, claim.null_value, smallest_effect, random_sets),
         words,
-        p=mean(values - claim.null * (1.0 if whole is None else whole)).p,
+        p=mean(values - claim.null_value * (1.0 if denominator is None else denominator)).p,
         n=effect.n[0],
         label_pairs=effect.n[1],
         unit=claim.unit,
@@ -290,25 +308,28 @@ def compare(
     )
 
 
-def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
+def _effect(values: xr.DataArray, denominator: xr.DataArray | None) -> Interval:
     """Return the mean of the values, or their share of a whole."""
-    return mean(values) if whole is None else ratio(values, whole)
+    return mean(values) if denominator is None else ratio(values, denominator)
 
 
 def _control(
-    effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray
+    effect: Interval, values: xr.DataArray, denominator: xr.DataArray | None, control: xr.DataArray
 ) -> Control:
     """Return the control of an effect, from the different random sets."""
-    control = control.isel(random_set=distinct(control))
-    usual = control.mean("random_set", skipna=False)
-    of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
-    share = float((of_draws >= effect.estimate).mean())
+    control = control.isel(random_set=distinct_sets(control))
+    mean_control = control.mean("random_set", skipna=False)
+    random_effects = means(control) / (1.0 if denominator is None else mean(denominator).estimate)
+    exceedance = float((random_effects >= effect.estimate).mean())
     return Control(
-        _effect(usual, whole), _effect(values - usual, whole), share, control.sizes["random_set"]
+        _effect(mean_control, denominator),
+        _effect(values - mean_control, denominator),
+        exceedance,
+        control.sizes["random_set"],
     )
 
 
-def distinct(control: xr.DataArray) -> list[int]:
+def distinct_sets(control: xr.DataArray) -> list[int]:
     """Return the indices of the different random sets, each at its first occurrence.
 
     Args:
@@ -321,7 +342,9 @@ def distinct(control: xr.DataArray) -> list[int]:
 
 
 def _check_prompts(
-    values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
+    values: xr.DataArray,
+    denominator: xr.DataArray | None = None,
+    control: xr.DataArray | None = None,
 ) -> None:
     """Check that all arrays have the same prompts, and that these have labels of one kind.
 
@@ -329,28 +352,34 @@ def _check_prompts(
 
     Args:
         values: Over (prompt,).
-        whole: Over (prompt,).
+        denominator: Over (prompt,).
         control: Over (random_set, prompt).
 
     Raises:
         TwoTowersError: If dimensions or prompts differ, if a coordinate of the clusters is missing,
             or if both kinds of labels occur.
     """
-    one, many = ("prompt",), ("random_set", "prompt")
-    parts = {"values": (values, one), "whole": (whole, one), "control": (control, many)}
+    by_prompt, by_set = ("prompt",), ("random_set", "prompt")
+    parts = {
+        "values": (values, by_prompt),
+        "denominator": (denominator, by_prompt),
+        "control": (control, by_set),
+    }
     for name, (part, dims) in parts.items():
         if part is None:
             continue
         if {*part.dims} != {*dims}:
-            there = ", ".join(map(str, part.dims))
+            given = ", ".join(map(str, part.dims))
             raise TwoTowersError(
-                f"wrong dimensions of {name}: expected ({', '.join(dims)}), got ({there}); take "
+                f"wrong dimensions of {name}: expected ({', '.join(dims)}), got ({given}); take "
                 "means over the other dimensions first, or name the set of heads in "
                 "data/claims.csv"
             )
         shared = {*values.coords} & {*part.coords}
         if any(
-            not np.array_equal(values[c], part[c]) for c in shared if values[c].dims == ("prompt",)
+            not np.array_equal(values[coord], part[coord])
+            for coord in shared
+            if values[coord].dims == ("prompt",)
         ):
             raise TwoTowersError(
                 f"values and {name} differ in their prompts: expected the same prompts in the "
@@ -365,7 +394,7 @@ def _check_prompts(
         )
 
 
-def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     """Return the mean over the heads of each set, missing for an empty set.
 
     Args:
@@ -381,17 +410,19 @@ def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
 
 def _in_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     """Return the values of the heads of each set, over (random_set, ..., listed_head)."""
-    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
+    indices = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
         len(sets), -1 if sets else 0, 2
     )
-    layer, head = (xr.DataArray(at[..., i], dims=("random_set", "listed_head")) for i in (0, 1))
+    layer, head = (
+        xr.DataArray(indices[..., axis], dims=("random_set", "listed_head")) for axis in (0, 1)
+    )
     return values.isel(layer=layer, head=head)
 
 
-def in_lists(
+def test_list(
     statistic: Callable[[xr.DataArray], xr.DataArray],
     heads: Iterable[Head | str],
-    every: xr.DataArray,
+    values: xr.DataArray,
     data: xr.Dataset,
     by_prompt: xr.DataArray | None = None,
 ) -> tuple[float, xr.DataArray, xr.DataArray | None]:
@@ -401,7 +432,7 @@ def in_lists(
         statistic: Function of values over (..., listed_head), which removes this dimension and
             leaves `random_set` and `resample`.
         heads: Heads of the list.
-        every: Values from which random lists are drawn, over (..., layer, head), missing if a head
+        values: Values from which random lists are drawn, over (..., layer, head), missing if a head
             was not measured; or over (..., named_head).
         data: Measurement of the values.
         by_prompt: Values of heads for each prompt, over (..., prompt, named_head).
@@ -411,20 +442,20 @@ def in_lists(
             or None.
     """
     parsed = [Head.parse(str(head)) for head in heads]
-    if "named_head" in every.dims:
-        every = _on_grid(every, data)
-    there = every.notnull().all([dim for dim in every.dims if dim not in ("layer", "head")])
+    if "named_head" in values.dims:
+        values = _on_grid(values, data)
+    is_measured = values.notnull().all([dim for dim in values.dims if dim not in ("layer", "head")])
     group = data.attrs["heads"] // data.attrs["key_value_heads"]
-    lists = random_lists(parsed, there.transpose("layer", "head"), group)
-    value = float(statistic(pick(every, parsed))) if parsed else np.nan
+    lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
+    value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
     if by_prompt is not None:
-        of_list = by_prompt.sel(named_head=named(parsed)).rename(named_head="listed_head")
-        by_prompt = statistic(resample(of_list))
-    random = statistic(_in_sets(every, lists)) if lists else xr.DataArray([], dims="random_set")
+        listed_values = by_prompt.sel(named_head=named(parsed)).rename(named_head="listed_head")
+        by_prompt = statistic(resample(listed_values))
+    random = statistic(_in_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
     return value, random, by_prompt
 
 
-def by_set(values: xr.DataArray) -> xr.DataArray:
+def stack_sets(values: xr.DataArray) -> xr.DataArray:
     """Return values with the prompts of each set next to those of the others.
 
     Args:
@@ -434,8 +465,10 @@ def by_set(values: xr.DataArray) -> xr.DataArray:
         Over (pair, ..., prompt).
     """
     parts = {
-        name: x.drop_vars([c for c, of in x.coords.items() if "prompt" in of.dims])
-        for name, x in values.groupby("pair")
+        name: group.drop_vars(
+            [key for key, coord in group.coords.items() if "prompt" in coord.dims]
+        )
+        for name, group in values.groupby("pair")
     }
     return xr.concat(parts.values(), pd.Index(parts, name="pair"))
 
@@ -457,7 +490,7 @@ def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
     return xr.dot(xr.DataArray(drawn, dims=("resample", "prompt")), values * 1.0, dim="prompt")
 
 
-def shuffled(mask: xr.DataArray) -> xr.DataArray:
+def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
     """Return random lists of heads with the same number of heads in each layer.
 
     Args:
@@ -466,17 +499,17 @@ def shuffled(mask: xr.DataArray) -> xr.DataArray:
     Returns:
         Booleans over (random_set, layer, head).
     """
-    every = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
-    random = np.random.default_rng(0).permuted(every, axis=-1)
+    masks = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
+    random = np.random.default_rng(0).permuted(masks, axis=-1)
     return xr.DataArray(random, dims=("random_set", "layer", "head"))
 
 
 def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
     """Return values over named heads as values over (layer, head), missing for other heads."""
-    at = pd.MultiIndex.from_tuples(
+    index = pd.MultiIndex.from_tuples(
         map(Head.parse, values.named_head.values), names=["layer", "head"]
     )
-    coords = xr.Coordinates.from_pandas_multiindex(at, "named_head")
+    coords = xr.Coordinates.from_pandas_multiindex(index, "named_head")
     size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
     grid = values.drop_vars("named_head").assign_coords(coords)
     return grid.unstack("named_head").reindex(size)
@@ -504,15 +537,15 @@ def judge_result(
     if random is not None and (lists := np.asarray(random, dtype=float)).size:
         numbers |= {"control": float(np.nanmean(lists)), "draws": lists.size}
         if size in (AGREES, IN_PART):
-            least = result.agrees if size == AGREES else result.part
-            numbers["share"] = float((lists >= least - 1e-9).mean())  # type: ignore[operator]
+            minimum = result.agrees if size == AGREES else result.part
+            numbers["exceedance"] = float((lists >= minimum - 1e-9).mean())  # type: ignore[operator]
     if size == AGREES and random is not None:
-        if numbers.get("draws", 0) < LEAST:
+        if numbers.get("draws", 0) < MIN_RANDOM_SETS:
             verdict = UNTESTED
-        elif numbers["share"] > MOST:
+        elif numbers["exceedance"] > MAX_EXCEEDANCE:
             verdict = UNSPECIFIC
     if resampled is not None and size != NOT_TESTABLE:
-        verdicts = [result.judge(x) == size for x in np.ravel(resampled)]
+        verdicts = [result.judge(statistic) == size for statistic in np.ravel(resampled)]
         numbers["firmness"] = float(np.mean(verdicts))
     return numbers | {"verdict": verdict}
 

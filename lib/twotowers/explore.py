@@ -17,14 +17,14 @@ import pandas as pd
 import xarray as xr
 
 from twotowers import figures, pages
-from twotowers.head_selection import top
+from twotowers.head_selection import top_heads
 from twotowers.tables import shown_name
 
 Files = Mapping[str, xr.Dataset]
 ALL = "all"
 
 
-def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, Any]]]:
+def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[str, Any]]]:
     """Return the entries of each control, with the selection that belongs to each entry.
 
         >>> choices(xr.Dataset({"effect": ("change", [1.0, 2.0])}, {"change": ["swap", "drop"]}))
@@ -32,7 +32,7 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
 
     Args:
         data: Variables that share their dimensions. A dimension without names has no control.
-        over: Coordinate of prompts whose groups become rows. Then prompts have no control.
+        group_by: Coordinate of prompts whose groups become rows. Then prompts have no control.
 
     Returns:
         Argument of `data.sel` by control and entry. The entry that is shown at first comes first.
@@ -45,9 +45,9 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
     }
     if {"layer", "head"} <= {*data.dims}:
         means = next(iter(data.values())).mean({*data.dims} - {"layer", "head"})
-        heads = top(means, means.size, least=-np.inf)
+        heads = top_heads(means, means.size, minimum=-np.inf)
         found["head"] = {str(head): head._asdict() for head in heads}
-    if "prompt" in data.dims and not over:
+    if "prompt" in data.dims and not group_by:
         pairs, texts = (
             {
                 x.replace("\n", " · "): {"prompt": np.flatnonzero(of == x).tolist()}
@@ -61,7 +61,7 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, dict[str, dict[str, A
     return found
 
 
-def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
+def table(data: xr.Dataset, group_by: str = "") -> pd.DataFrame:
     """Return means over prompts, with a column for each variable, or for each of its entries.
 
         >>> pairs = {"pair": ("prompt", ["a/b", "a/b", "c/d"])}
@@ -71,9 +71,9 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
 
     Args:
         data: Variables with units.
-        over: Coordinate of prompts, such as "pair". Then a row is the mean over a group.
+        group_by: Coordinate of prompts, such as "pair". Then a row is the mean over a group.
     """
-    means = data.groupby(over).mean() if over else data.mean("prompt")
+    means = data.groupby(group_by).mean() if group_by else data.mean("prompt")
     if "place" in means.dims:  # demonstrations, whose texts the control for prompts shows
         are_true = data["true"].all("prompt").values
         means["place"] = [f"{i}{', true' * true}" for i, true in enumerate(are_true.tolist(), 1)]
@@ -83,7 +83,7 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
     return frame.unstack() if frame.index.nlevels > 1 else frame
 
 
-def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
+def explorer(files: Files, group_by: str = "", model: str = "") -> widgets.VBox:
     """Return controls, and below them the numbers of their selection.
 
     The numbers are in a `widgets.HTML`. An Output widget, which `widgets.interactive` also makes,
@@ -92,7 +92,7 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
 
     Args:
         files: Variables that share their dimensions, by model.
-        over: Coordinate of prompts whose groups become rows; "" lets the reader choose prompts.
+        group_by: Coordinate of prompts whose groups become rows; "" lets the reader choose prompts.
         model: Model that is shown at first.
     """
     models = widgets.Dropdown(
@@ -105,7 +105,7 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
     def offer(_: object = None) -> None:
         controls.children = [
             widgets.Dropdown(options=[*entries.items()], description=name.replace("_", " "))
-            for name, entries in choices(files[models.value], over).items()
+            for name, entries in choices(files[models.value], group_by).items()
         ]
         for control in controls.children:
             control.observe(show, "value")
@@ -115,21 +115,21 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
         data = files[models.value]
         for control in controls.children:
             data = data.sel(control.value)
-        numbers.value = shown(data, over)
+        numbers.value = shown(data, group_by)
 
     models.observe(offer, "value")
     offer()
     return widgets.VBox([models, controls, numbers])
 
 
-def shown(data: xr.Dataset, over: str = "") -> str:
+def shown(data: xr.Dataset, group_by: str = "") -> str:
     """Return the table of a selection as HTML, with a bar in each cell.
 
     Args:
         data: Selected variables with units.
-        over: Coordinate of prompts whose groups are rows.
+        group_by: Coordinate of prompts whose groups are rows.
     """
-    frame = table(data, over)
+    frame = table(data, group_by)
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
     styler.set_caption(f"mean over prompts: {data.sizes['prompt']}")
     bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}

@@ -205,13 +205,13 @@ def dashed(**position: Any) -> alt.Chart:
     return alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(**position)
 
 
-def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
+def forest(table: pd.DataFrame, title: str, null_value: float) -> alt.LayerChart:
     """Draw effects with 95% intervals, one line for each model.
 
     Args:
         table: Columns model, effect, effect_low, effect_high, verdict, and control (a grey tick).
         title: Title of the axis.
-        null: Position of the dashed line.
+        null_value: Position of the dashed line.
     """
     table = table.assign(model=_short_names(table["model"]))
     numbers = ("effect", "effect_low", "effect_high", "control")
@@ -220,7 +220,7 @@ def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
     holds = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60)).axis(tickCount=6).scale(zero=False)
     marks = [
-        dashed(x=alt.datum(null)),
+        dashed(x=alt.datum(null_value)),
         base.mark_rule(strokeWidth=2).encode(low, x2="effect_high:Q", color=holds),
         base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q"),
         base.mark_point(size=70).encode(x="effect:Q", color=holds),
@@ -237,7 +237,7 @@ def intervals(
     group: str | None = None,
     at_title: str | None = None,
     fmt: str = "+.2f",
-    null: float | None = None,
+    null_value: float | None = None,
     **panels: Any,
 ) -> alt.FacetChart:
     """Draw values with 95% intervals, one panel for each model.
@@ -250,7 +250,7 @@ def intervals(
         group: Column whose entries have colours; points and bars are side by side.
         at_title: Title of the entries.
         fmt: Format of values in tooltips.
-        null: Position of a dashed line, such as chance.
+        null_value: Position of a dashed line, such as chance.
         **panels: Arguments of `facets`.
     """
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
@@ -274,8 +274,8 @@ def intervals(
     shown = marks[mark].encode(numbers.axis(format=".0%" if fmt.endswith("%") else "~g"))
     spread = spread.encode(value("low:Q"), end("high:Q"))
     chart = shown + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + shown
-    if null is not None:
-        chart += dashed(**{"x" if mark == "point" else "y": alt.datum(null)})
+    if null_value is not None:
+        chart += dashed(**{"x" if mark == "point" else "y": alt.datum(null_value)})
     return facets(chart, table, **panels)
 
 

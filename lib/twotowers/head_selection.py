@@ -2,12 +2,12 @@
 
 The rules are of 2026-11-22, before any evaluation block was run (data/rules.csv). The template is
 the one with the highest accuracy (true label = top token of the vocabulary), of the templates with
-at most MOST_K demonstrations of each class. Ties go to fewer demonstrations.
+at most MAX_K demonstrations of each class. Ties go to fewer demonstrations.
 
-Each set has the TOP heads with the largest mean of one quantity:
+Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 
 - `located`: the contribution to the logit difference from label positions.
-- `by writing`: attention times reading of a label, whichever it is. Each head is above WRITES nats.
+- `by writing`: attention times reading of a label, whichever it is; above MIN_WRITTEN nats.
 - `by attention`: the attention difference, labels of the query's class minus the others.
 - `by increase`: the paper's increase, if it is given (`with_increase`).
 - `by_effect`, a function: the total effect of the head's attention, of either sign.
@@ -28,9 +28,9 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads, listed
 from twotowers.settings import Form
 
-TOP = 5
-MOST_K = 4
-COMPARES, WRITES = 0.02, 0.1
+HEADS_PER_SET = 5
+MAX_K = 4
+MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
 RANDOM_LISTS, SINGLE_HEADS = 1000, 20
 """Number of random lists for a list of heads, and of other heads for a single head"""
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
@@ -43,7 +43,7 @@ def form(forms: xr.Dataset) -> Form:
         forms: Measurement "forms": `says` over prompts with coordinates k and separator.
     """
     table = forms["says"].to_dataframe()
-    table = table[table["k"] <= max(MOST_K, table["k"].min())]
+    table = table[table["k"] <= max(MAX_K, table["k"].min())]
     # The groups are sorted by k: of equal accuracies the smallest k comes first.
     k, separator = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
     return Form(int(k), str(separator))
@@ -86,26 +86,26 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     return {name: values[name].mean("prompt") for name in RANKINGS if name in values}
 
 
-def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
+def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
     """Return the heads with the largest values, largest first.
 
-        >>> of = xr.DataArray([[0.1, 0.4], [0.0, 0.3]], dims=("layer", "head"))
-        >>> [str(head) for head in top(of, 3)]
+        >>> ranking = xr.DataArray([[0.1, 0.4], [0.0, 0.3]], dims=("layer", "head"))
+        >>> [str(head) for head in top_heads(ranking, 3)]
         ['0-1', '1-1', '0-0']
-        >>> [str(head) for head in top(of, 3, least=0.2)]
+        >>> [str(head) for head in top_heads(ranking, 3, minimum=0.2)]
         ['0-1', '1-1']
 
     Args:
         ranking: Values over (layer, head).
         k: Maximum number of heads.
-        least: Lower bound, which every value exceeds.
+        minimum: Lower bound, which every value exceeds.
     """
     values = ranking.transpose("layer", "head").values
     best = [
         Head(*map(int, np.unravel_index(i, values.shape)))
         for i in np.argsort(-values, axis=None, kind="stable")[:k]
     ]
-    return [head for head in best if values[head] > least]
+    return [head for head in best if values[head] > minimum]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -120,7 +120,7 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
     return values >= np.partition(flat, -k)[..., -k, None, None]
 
 
-def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
+def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]]:
     """Return the sets of heads of this module by name, best head first.
 
     Sets may be short or empty.
@@ -131,21 +131,23 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     """
     means = rankings(heads)
     sets = {
-        "located": top(means["contribution"], k),
-        "by writing": top(means["writing"], k, WRITES),
-        "by attention": top(means["attention difference"], k),
+        "located": top_heads(means["contribution"], k),
+        "by writing": top_heads(means["writing"], k, MIN_WRITTEN),
+        "by attention": top_heads(means["attention difference"], k),
     }
-    return sets | ({"by increase": top(means["increase"], k)} if "increase" in means else {})
+    return sets | ({"by increase": top_heads(means["increase"], k)} if "increase" in means else {})
 
 
-def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
+def by_effect(looks: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     """Return the heads whose attention has the largest mean total effect, of either sign.
 
     Args:
         looks: Measurement "looks".
         k: Number of heads.
     """
-    return top(abs(looks["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k)
+    return top_heads(
+        abs(looks["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k
+    )
 
 
 def matched_sets(
@@ -172,12 +174,13 @@ def matched_sets(
     Raises:
         NotTestable: If the model has too few other heads.
     """
-    own_groups = {(layer, h // group) for layer, h in heads}
+    own_groups = {(layer, head // group) for layer, head in heads}
     free = {
         layer: [
-            h
-            for h in range(n_heads)
-            if (layer, h // group) not in own_groups and (measured is None or measured[layer, h])
+            head
+            for head in range(n_heads)
+            if (layer, head // group) not in own_groups
+            and (measured is None or measured[layer, head])
         ]
         for layer in range(n_layers)
     }
@@ -186,15 +189,15 @@ def matched_sets(
             f"{len(heads)} heads leave too few of other key-value groups for a control: "
             "choose fewer (top_k)"
         )
-    rng, out = np.random.default_rng([0, 44]), []
+    rng, sets = np.random.default_rng([0, 44]), []
     for _ in range(draws):
         pools = {layer: rng.permutation(free[layer]).tolist() for layer in free}
         picks = []
         for layer, _ in heads:
-            nearest = min(filter(pools.get, pools), key=lambda at: (abs(at - layer), -at))
+            nearest = min(filter(pools.get, pools), key=lambda near: (abs(near - layer), -near))
             picks.append(Head(nearest, pools[nearest].pop()))
-        out.append(picks)
-    return out
+        sets.append(picks)
+    return sets
 
 
 def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
@@ -212,17 +215,20 @@ def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> l
     if len(heads) == 1:
         layer, head = heads[0]
         free[layer, head // group * group :][:group] = False
-        others = map(Head._make, np.argwhere(free).tolist())
-        return [[of] for of in sorted(others, key=lambda of: abs(of.layer - layer))[:SINGLE_HEADS]]
+        free_heads = map(Head._make, np.argwhere(free).tolist())
+        return [
+            [near]
+            for near in sorted(free_heads, key=lambda near: abs(near.layer - layer))[:SINGLE_HEADS]
+        ]
     n_layers, n_heads = free.shape
     try:
         lists = matched_sets(heads, n_layers, n_heads, group, RANDOM_LISTS, free)
     except NotTestable:
         return []
-    return list({tuple(sorted(of)): of for of in lists}.values())
+    return list({tuple(sorted(one_list)): one_list for one_list in lists}.values())
 
 
-def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
+def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
     Args:
@@ -232,11 +238,11 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     Returns:
         Over (..., listed_head), with the coordinates of `heads.listed`.
     """
-    at = xr.Dataset(coords=listed(heads))
-    return values.isel(layer=at["layer"], head=at["head"])
+    indices = xr.Dataset(coords=listed(heads))
+    return values.isel(layer=indices["layer"], head=indices["head"])
 
 
-def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
+def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
     """Yield cross-fit splits of prompts, without a common class pair or label pair.
 
     Class pairs and label pairs are halved by their names. If there is only one label pair, only
@@ -256,24 +262,25 @@ def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
         name: sorted({*data[name].values, *target[name].values}) for name in ("pair", "labels")
     }
     first, judging = (
-        [of[name].isin(every[::2]) for name, every in names.items()] for of in (data, target)
+        [values[name].isin(sorted_names[::2]) for name, sorted_names in names.items()]
+        for values in (data, target)
     )
     for pair, label in itertools.product((True, False), repeat=2):
-        others = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
-        judges = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
-        if judges.sizes["prompt"]:
-            yield data.isel(prompt=others.values), judges
+        selects = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
+        evaluates = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
+        if evaluates.sizes["prompt"]:
+            yield data.isel(prompt=selects.values), evaluates
 
 
-def union(a: Sequence[Head], b: Sequence[Head], n: int) -> list[Head]:
+def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
     """Return the heads of two lists taken in turn.
 
     The EMNLP version of the paper joins the tops of its two rankings in this way.
 
     Args:
-        a: List whose first head comes first.
-        b: Another list.
+        first: List whose first head comes first.
+        second: Another list.
         n: Number of heads of the result.
     """
-    turns = [head for both in zip(a, b, strict=False) for head in both]
-    return list(dict.fromkeys(turns))[:n]
+    heads = [head for pair in zip(first, second, strict=False) for head in pair]
+    return list(dict.fromkeys(heads))[:n]

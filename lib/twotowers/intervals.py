@@ -199,49 +199,51 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
     return Interval(estimate, sample.n, *bounds, p)
 
 
-def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """Return mean(part) / mean(whole) with Fieller's bounds.
+def ratio(
+    numerator: xr.DataArray, denominator: xr.DataArray, clusters: Sequence[str] = CLUSTERS
+) -> Interval:
+    """Return mean(numerator) / mean(denominator) with Fieller's bounds.
 
-    The bounds are those r at which the mean of part - r whole may be zero.
+    The bounds are those r at which the mean of numerator - r denominator may be zero.
 
     Args:
-        part: Over (prompt,), with the coordinates of the clusters.
-        whole: Over (prompt,), of the same prompts.
+        numerator: Over (prompt,), with the coordinates of the clusters.
+        denominator: Over (prompt,), of the same prompts.
         clusters: Names of one or two coordinates.
 
     Returns:
-        All NaN if the mean of the whole is not clearly above zero, because any ratio is then
+        All NaN if the mean denominator is not clearly above zero, because any ratio is then
             possible.
 
     Raises:
         TwoTowersError: As in `Sample`.
     """
-    sample = Sample(np.stack([part.values, whole.values]), part, clusters)
-    numerator, denominator = map(float, sample.means)
-    estimate = numerator / denominator if denominator > 0 else np.nan
-    least = mean(whole, clusters).low
-    if least <= 0:
+    sample = Sample(np.stack([numerator.values, denominator.values]), numerator, clusters)
+    above, below = map(float, sample.means)
+    estimate = above / below if below > 0 else np.nan
+    low = mean(denominator, clusters).low
+    if low <= 0:
         return Interval(np.nan, sample.n)
-    if np.isnan(least) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
+    if np.isnan(low) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
         return Interval(estimate, sample.n)
     covariance = sample.covariance([1.0, -estimate])
     wide, narrow = (_fieller(sample.means, covariance, sample.t(q)) for q in (0.975, 0.95))
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
-    return Interval(estimate, sample.n, *wide, *narrow, mean(part, clusters).p)
+    return Interval(estimate, sample.n, *wide, *narrow, mean(numerator, clusters).p)
 
 
 def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:
-    """Return the two r at which (part - r whole)^2 = t^2 variance(part - r whole).
+    """Return the two r at which x^2 = t^2 variance(x), where x = numerator - r denominator.
 
-    They are NaN if they do not enclose part / whole.
+    They are NaN if they do not enclose numerator / denominator.
     """
     constant, linear, square = (
         means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1))
     )
     if square <= 0:
         return np.nan, np.nan
-    # Only rounding can take it below zero, since part / whole is between the bounds.
+    # Only rounding can take it below zero, since numerator / denominator is between the bounds.
     spread = np.sqrt(max(linear**2 - square * constant, 0.0))
     return float((linear - spread) / square), float((linear + spread) / square)
 
@@ -250,7 +252,7 @@ def table(
     values: Mapping[str, xr.DataArray],
     by: Sequence[str] = (),
     *,
-    whole: Mapping[str, xr.DataArray] | None = None,
+    denominator: Mapping[str, xr.DataArray] | None = None,
     clusters: Sequence[str] = CLUSTERS,
     **columns: Any,
 ) -> pd.DataFrame:
@@ -259,8 +261,8 @@ def table(
     Args:
         values: Arrays by model, over (prompt,) and the dimensions `by`.
         by: Names of dimensions.
-        whole: Denominators by model, over (prompt,). A share whose denominator is not clearly above
-            zero has no numbers.
+        denominator: Denominators by model, over (prompt,). A share whose denominator is not clearly
+            above zero has no numbers.
         clusters: Names of coordinates, such as the ones of class pairs and label pairs.
         **columns: Further columns, the same in every row.
 
@@ -278,10 +280,10 @@ def table(
             part = data.sel(dict(zip(by, entries, strict=True)))
             if part.isnull().all():
                 number = Interval(np.nan, (0,))
-            elif whole is None:
+            elif denominator is None:
                 number = mean(part, clusters)
             else:
-                number = ratio(part, whole[model], clusters)
+                number = ratio(part, denominator[model], clusters)
             rows.append([model, *entries, number.estimate, number.low, number.high, number.n[0]])
     return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 

@@ -28,11 +28,11 @@ QUICK = 15
 """Minimum number of class pairs of a full measurement; fewer are a preview, one block each"""
 
 
-def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
+def sentence(statement: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
     """Return a statement with its verdict and words for each model, as HTML.
 
     Args:
-        about: Claim, or result of the paper.
+        statement: Claim, or result of the paper.
         rows: Rows of evidence of the statement.
         summary: Title of the folded details.
         details: Folded text; "" for none.
@@ -41,25 +41,29 @@ def sentence(about: Statement, rows: Iterable[EvidenceRow], summary: str, detail
         f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
         f"{f' ({row.mark})' if row.mark else ''}"
         f"{': ' if row.verdict == NOT_TESTABLE else ', '}"
-        f"{escape('. '.join(filter(None, (_numbers(row, about), row.words))))}</li>"
+        f"{escape('. '.join(filter(None, (_numbers(row, statement), row.words))))}</li>"
         for row in rows
     )
-    kind, title, place = "claim", "", f"claim-{about.anchor}"
-    if isinstance(about, PaperResult):
-        kind, title = "claim paper", f"<b>The paper's {escape(about.id)}.</b> "
-        place = f"paper-{about.anchor}"
+    kind, title, place = "claim", "", f"claim-{statement.anchor}"
+    if isinstance(statement, PaperResult):
+        kind, title = "claim paper", f"<b>The paper's {escape(statement.id)}.</b> "
+        place = f"paper-{statement.anchor}"
     folded = f"<details><summary>{summary}</summary>{escape(details)}</details>" if details else ""
-    says = f"<p>{title}{escape(about.statement)}</p>"
-    return f'<div class="{kind}" id="{place}">{says}<ul>{items}</ul>{folded}</div>'
+    text = f"<p>{title}{escape(statement.statement)}</p>"
+    return f'<div class="{kind}" id="{place}">{text}<ul>{items}</ul>{folded}</div>'
 
 
-def _numbers(row: Any, about: Statement) -> str:
+def _numbers(row: Any, statement: Statement) -> str:
     """Return the numbers behind a verdict on a result of the paper, or nothing for a claim."""
-    if not isinstance(about, PaperResult) or pd.isna(row.effect):
+    if not isinstance(statement, PaperResult) or pd.isna(row.effect):
         return ""
     text = f"{row.effect:z.2f}"
     if row.draws:
-        reach = "" if pd.isna(row.share) else f", {row.share:.0%} of {row.draws:,.0f} reach it"
+        reach = (
+            ""
+            if pd.isna(row.exceedance)
+            else f", {row.exceedance:.0%} of {row.draws:,.0f} reach it"
+        )
         text += f"; random lists {row.control:z.2f}{reach}"
     return text + ("" if pd.isna(row.firmness) else f"; firm in {row.firmness:.0%}")
 
@@ -109,66 +113,73 @@ def verdict_table(
     cells = {(row.claim, row.model): row for row in rows.itertuples()}
     titles = ["statement", *(escape(shown_name(model)) for model in models)]
     lines = [titles, ["---"] * len(titles)]
-    for about in statements.values():
-        found = [cells.get((about.id, model)) for model in models]
+    for statement in statements.values():
+        found = [cells.get((statement.id, model)) for model in models]
         figure = next((row.figure for row in found if row and isinstance(row.figure, str)), "")
-        kind = "paper" if isinstance(about, PaperResult) else "claim"
-        place, source = f"{kind}-{about.anchor}", about.source
+        kind = "paper" if isinstance(statement, PaperResult) else "claim"
+        place, source = f"{kind}-{statement.anchor}", statement.source
         if figure:
             place, source = f"fig-{figure.replace('.', '-')}", f"{source}, ours: {figure}"
-        says = escape(about.statement)
-        if about.chapter in chapters and any(found):  # a result that was not run is in no chapter
-            link = f"{chapters[about.chapter]}.html#{place}"
-            says = f'<a href="{link}" title="{escape(about.measure)}">{says}</a>'
-        if isinstance(about, PaperResult):
-            values = re.split("( to | and |; |, )", about.published)
+        text = escape(statement.statement)
+        if statement.chapter in chapters and any(
+            found
+        ):  # a result that was not run is in no chapter
+            link = f"{chapters[statement.chapter]}.html#{place}"
+            text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
+        if isinstance(statement, PaperResult):
+            values = re.split("( to | and |; |, )", statement.published)
             published = "".join(
                 f"{{index}}`{v} <!{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v
                 for v in values
             )
-            name = f'<a id="row-{about.anchor}"></a>{{index}}`!{about.id}`'
-            says = f"{name}: {says}" + (f" *{published}*" if published else "")
-        says += "" if numbers else f"<br><small>{escape(source)}</small>"
-        lines.append([says, *(_cell(row, about, numbers) for row in found)])
+            name = f'<a id="row-{statement.anchor}"></a>{{index}}`!{statement.id}`'
+            text = f"{name}: {text}" + (f" *{published}*" if published else "")
+        text += "" if numbers else f"<br><small>{escape(source)}</small>"
+        lines.append([text, *(_cell(row, statement, numbers) for row in found)])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-def _cell(row: Any, about: Statement, numbers: bool) -> str:
+def _cell(row: Any, statement: Statement, numbers: bool) -> str:
     """Return the verdict of a row, in its colour, with its numbers."""
-    if row is None and isinstance(about, PaperResult):
-        return f'<span title="{escape(about.not_run)}">not run</span>'
+    if row is None and isinstance(statement, PaperResult):
+        return f'<span title="{escape(statement.not_run)}">not run</span>'
     if row is None:
         return ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    below = "".join(
-        f"<br><small>{part}</small>" for part in (_numbers(row, about), row.mark) if part
+    small_print = "".join(
+        f"<br><small>{part}</small>" for part in (_numbers(row, statement), row.mark) if part
     )
     title = words
     if numbers:
-        title, below = "", f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>"
+        title, small_print = (
+            "",
+            f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>",
+        )
     name = re.sub(r"\W+", "-", verdict)
-    return f'<span class="verdict {name}" title="{title}">{verdict}</span>{below}'
+    return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
 
 
-def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
+def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
     """Return a table for a page, with escaped text and the shown names of models.
 
     Args:
         table: Numbers and texts.
         index: Whether the index of the table is shown.
-        **form: Arguments of `Styler.format`.
+        **formats: Arguments of `Styler.format`.
     """
 
-    def named(cell: Any) -> Any:
+    def with_shown_names(cell: Any) -> Any:
         return escape(shown_name(cell)) if isinstance(cell, str) else cell
 
-    table = table.map(named).rename(index=named, columns=named)
-    table = table.rename_axis(index=named, columns=named)
-    if "precision" in form:  # no -0.00
+    table = table.map(with_shown_names).rename(index=with_shown_names, columns=with_shown_names)
+    table = table.rename_axis(index=with_shown_names, columns=with_shown_names)
+    if "precision" in formats:  # no -0.00
         table = table.map(
-            lambda cell: round(cell, form["precision"]) + 0.0 if isinstance(cell, float) else cell
+            lambda cell: (
+                round(cell, formats["precision"]) + 0.0 if isinstance(cell, float) else cell
+            )
         )
-    styler = table.style.format(**form)
+    styler = table.style.format(**formats)
     return styler if index else styler.hide(axis="index")
 
 
@@ -180,9 +191,9 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
             matches.
     """
     cells = []
-    for *of, words in rows:
+    for *labels, words in rows:
         bold = (f"<b>{escape(word)}</b>" if counts else escape(word) for word, counts in words)
-        cells.append((*map(escape, of), ", ".join(bold)))
+        cells.append((*map(escape, labels), ", ".join(bold)))
     names = ["model and head", "read", "at", "top ten words"]
     return pd.DataFrame(cells, columns=names).set_index(names[:3]).style
 

@@ -89,7 +89,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 DEFAULT = dict.fromkeys(("k", "separator", "labels", "prompts"), "auto") | {"device_map": "none"}
 """Words that mean the default of a setting, as an empty value does for all settings"""
 OUT = "_build/measurements"
-MOST = 100_000
+MAX_COUNT = 100_000
 """Maximum of every number of blocks, prompts or heads: this number of blocks takes days"""
 
 
@@ -123,7 +123,7 @@ def _out(value: Any) -> Any:
     return str(build_folder() / "measurements") if value == OUT else _name(value)
 
 
-Count = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
 class Settings(BaseModel):

@@ -139,8 +139,8 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     The EMNLP version does the same.
     """
     single = pipeline.measured("singles")["log_prob_lost"].mean("prompt")
-    heads = head_selection.union(
-        by_increase(pipeline, TWELVE), head_selection.top(single, TWELVE), 12
+    heads = head_selection.interleave(
+        by_increase(pipeline, TWELVE), head_selection.top_heads(single, TWELVE), 12
     )
     sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))

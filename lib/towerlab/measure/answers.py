@@ -56,7 +56,7 @@ def _forms(pipeline: Pipeline) -> Recipe:
     is not varied.
     """
     s = pipeline.settings
-    ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MOST_K]
+    ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MAX_K]
     # This raises an error if not even the shortest prompt can be read.
     pipeline.design.selection(Form(ks[0], s.separator or "space"))
     return Recipe(with_form, _in_forms(pipeline, ks))
@@ -68,7 +68,7 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
     These are more demonstrations than a template may have. The answers are for Figure 1.1.
     """
     forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
-    many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MOST_K]
+    many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
     more = _in_forms(pipeline, many)
     if not more:
         return forms

@@ -38,10 +38,10 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     foo, bar = mean_increases(pipeline, "dose", choosing)
     most = max(DOSES)
     by_increase, by_ablation = (
-        head_selection.top(of, most, least=-np.inf) for of in ((foo + bar) / 2, lost)
+        head_selection.top_heads(of, most, minimum=-np.inf) for of in ((foo + bar) / 2, lost)
     )
     rankings = {
-        IN_TURN: head_selection.union(by_increase, by_ablation, most),
+        IN_TURN: head_selection.interleave(by_increase, by_ablation, most),
         BY_INCREASE: by_increase,
         BY_ABLATION: by_ablation,
     }

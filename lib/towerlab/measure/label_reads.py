@@ -39,7 +39,7 @@ from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
-TOP = 10
+WORDS_PER_VECTOR = 10
 LISTED = ("prompt", "listed_head", "place")
 
 
@@ -229,7 +229,11 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
     both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
     scales = scale[:, None, None, None].expand(both.shape[:-1])
-    ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
+    ids = (
+        unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1]
+        .cpu()
+        .numpy()
+    )
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
     n = len(encoded[0].label_positions)
     # Vectors of all places, kind by kind, then the vector of the query.

@@ -58,7 +58,7 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
         Heads, best first.
     """
     mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
-    return head_selection.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
+    return head_selection.top_heads(mean, 20 if mean.size >= 200 else 5, minimum=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
@@ -154,7 +154,7 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
     for name in ("attention_true", "attention_other"):
         means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
         out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
-        of_heads = head_selection.pick(data[name], picked).drop_vars(["layer", "head"])
+        of_heads = head_selection.select_heads(data[name], picked).drop_vars(["layer", "head"])
         out[name] = of_heads.rename(listed_head="named_head")
     return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 

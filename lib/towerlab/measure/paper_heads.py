@@ -70,8 +70,10 @@ def twelve(
         The twelve heads, the foo-heads, and the bar-heads.
     """
     n = min(12, max(2, lost.size // 16 * 2))
-    by_increase = head_selection.top((foo + bar) / 2, n, least=-np.inf)
-    heads = head_selection.union(by_increase, head_selection.top(lost, n, least=-np.inf), n)
+    by_increase = head_selection.top_heads((foo + bar) / 2, n, minimum=-np.inf)
+    heads = head_selection.interleave(
+        by_increase, head_selection.top_heads(lost, n, minimum=-np.inf), n
+    )
     leaning = (foo - bar).transpose("layer", "head").values
     leans = sorted(heads, key=lambda head: -leaning[head])
     return heads, leans[: n // 2], leans[n // 2 :][::-1]

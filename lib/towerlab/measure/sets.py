@@ -62,7 +62,7 @@ def other_halves(
     locating = of_labels(pipeline.measured("locating"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
-    for chooses, judges in head_selection.turns(locating, prompts):
+    for chooses, judges in head_selection.cross_fit_splits(locating, prompts):
         heads = head_selection.head_sets(chooses, pipeline.settings.top_k)[name]
         splits.append(([encoded[i] for i in judges["at"].values], heads))
     return splits if all(heads for _, heads in splits) else []

@@ -234,7 +234,9 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
         Heads, best first.
     """
     means = head_selection.rankings(locating)
-    return head_selection.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
+    return head_selection.top_heads(
+        means["attention difference"].where(means["writing"] > 0, -1.0), k
+    )
 
 
 def _directions_of(pipeline: Pipeline) -> xr.Dataset:

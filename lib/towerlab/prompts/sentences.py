@@ -39,7 +39,7 @@ PAIRS = (
 )  # fmt: skip
 """Class pairs of the published sets. No class is in two of them, since class pairs are the clusters
 of every interval"""
-MOST_WORDS = 60
+MAX_WORDS = 60
 """Maximum number of words of a published sentence, so that eight demonstrations fit into about
 1,024 tokens"""
 DATA = "TWOTOWERS_DATA"
@@ -152,7 +152,7 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for words, rows in found.items():
         cls, text = rows[0]
-        if words and len({cls for cls, _ in rows}) == 1 and len(text.split()) <= MOST_WORDS:
+        if words and len({cls for cls, _ in rows}) == 1 and len(text.split()) <= MAX_WORDS:
             out.setdefault(cls, []).append(text)
     return dict(sorted(out.items()))
 
