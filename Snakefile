@@ -3,7 +3,7 @@
 #   those it names, data/measurements, its notebook, the rest of lib  ->  _build/chapters/NAME.ipynb, _build/evidence/N.csv
 #   all of them, book/_ext, book/_page  ->  _build/html
 #
-# A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "towers"]}; with
+# A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "query_key_vectors"]}; with
 # "evidence": true it reads the evidence of all other chapters. `update` keeps the last good file when a job fails.
 #
 # One rule says when a measurement is made again: when its identity is another (`files.identity`), as `twotowers measure`

@@ -51,7 +51,9 @@ def main(name: str) -> int:
     pairs, labels = design.class_pairs[:4], design.label_pairs[:1]
     prompts = design.blocks(20, SELECTION, pairs=pairs, labels=labels)
     encoded, shuffled = design.encode(prompts), design.encode(_shuffled_labels(prompts))
-    heads = head_selection.with_increase(pipeline.measured("locating"), pipeline.measured("norms"))
+    heads = head_selection.with_increase(
+        pipeline.measured("selection"), pipeline.measured("increase_by_norm")
+    )
     recognition, learning = task_subspace_scores(model, encoded).values()
     scores = {
         of: x.transpose("layer", "head").values for of, x in head_selection.rankings(heads).items()

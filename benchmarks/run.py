@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from towerlab.measure.ablations import single_ablations
+from towerlab.measure.ablations import single_head_ablations
 from towerlab.measure.heads import increases
 from towerlab.model import attention, unembed
 from towerlab.model.architectures import ARCHITECTURES
@@ -252,7 +252,7 @@ def book_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
         model: Any model.
         encoded: Prompts.
     """
-    return lambda: single_ablations(model, encoded, positions)["log_prob_lost"].values
+    return lambda: single_head_ablations(model, encoded, positions)["log_prob_lost"].values
 
 
 def plain_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:

@@ -171,9 +171,9 @@ def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
     assert chapter.measured("heads")["a"].sizes["prompt"] == 110
     assert chapter.measured("heads", labels="names")["a"].sizes["prompt"] == 10
     assert chapter.measured("heads", labels="all")["a"].sizes["prompt"] == 120
-    chapter.files |= {(model, "locating"): dataset() for model in "abc"}
+    chapter.files |= {(model, "selection"): dataset() for model in "abc"}
     # blocks that choose are not those that judge
-    assert chapter.measured("locating")["a"].sizes["prompt"] == 120
+    assert chapter.measured("selection")["a"].sizes["prompt"] == 120
 
 
 def cell(*lines):

@@ -94,7 +94,7 @@ def test_a_notebook_names_what_it_reads(path):
         reads |= set(re.findall(r"\w+", names))
     reads |= {"paper_changes"} if "chapter.compare_with_paper(" in code else set()  # for its mark
     reads |= {"heads"} if re.search(r"chapter\.(judge_claim|controls)", code) else set()
-    reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
+    reads |= {"selection"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
     about = notebook["metadata"].get("twotowers", {})
     assert set(about.get("measurements", [])) == reads
     assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))

@@ -91,8 +91,8 @@ def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
     table = versions.read_text("utf8")
     try:
         assert planned(built) == set()
-        versions.write_text(re.sub(r"(?m)^(forms,\w+),\d+", r"\1,99", table))
-        assert planned(built) == {"forms", "heads"}  # and what needs it
+        versions.write_text(re.sub(r"(?m)^(templates,\w+),\d+", r"\1,99", table))
+        assert planned(built) == {"templates", "heads"}  # and what needs it
     finally:  # the next test is of the same book
         versions.write_text(table)
         shutil.rmtree(built / "lib")

@@ -51,8 +51,11 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         for name in ("attention difference", "writing", "contribution", "increase"):
             values = expected[name].values.ravel()
             assert columns[name]["mean"] == pytest.approx(values, abs=6e-5)
-    columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
-    own = recorded_data("looks")["attention_difference"].sel(query_of="own").mean("prompt")
+    columns, singles = (
+        explored[MODEL]["suites"]["words"]["columns"],
+        recorded_data("single_head_ablations"),
+    )
+    own = recorded_data("head_effects")["attention_difference"].sel(query_of="own").mean("prompt")
     for layer, head in ((18, 6), (24, 4)):
         i = layer * 9 + head
         of = intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))

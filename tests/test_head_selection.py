@@ -65,8 +65,8 @@ def test_heads_by_writing_write_and_those_by_attention_attend():
 
 
 def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
-    norms = xr.Dataset({"increase": ("norm", [1.0, 2.0])}, {"norm": ["frozen", "recomputed"]})
-    assert head_selection.with_increase(xr.Dataset(), norms)["increase"] == 1
+    by_norm = xr.Dataset({"increase": ("norm", [1.0, 2.0])}, {"norm": ["frozen", "recomputed"]})
+    assert head_selection.with_increase(xr.Dataset(), by_norm)["increase"] == 1
 
 
 def test_a_rule_may_name_no_heads():
@@ -103,11 +103,11 @@ def test_heads_by_effect_have_the_largest_of_either_sign():
     effect = np.array(
         [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
     )  # (contrast, prompt, layer, head)
-    looks = xr.Dataset(
+    effects = xr.Dataset(
         {"effect": (("contrast", "prompt", "layer", "head"), effect)},
         {"contrast": ["attention swapped", "texts exchanged"]},
     )
-    assert head_selection.by_effect(looks, 2) == [(0, 1), (1, 0)]
+    assert head_selection.by_effect(effects, 2) == [(0, 1), (1, 0)]
 
 
 def test_pick_names_heads():

@@ -7,11 +7,17 @@ import tiny_blocks
 from conftest import TINY, tiny
 from independent import Formulas, log_softmax
 from tolerances import LOGITS
-from towerlab.measure.ablations import EDGES, ablations, closed_edges, knockouts, single_ablations
+from towerlab.measure.ablations import (
+    EDGES,
+    ablations,
+    closed_edges,
+    knockouts,
+    single_head_ablations,
+)
 from towerlab.measure.answers import answers
-from towerlab.measure.heads import heads, increases, of_norms
+from towerlab.measure.heads import heads, increase_by_norm, increases
 from towerlab.measure.interchanges import interchanges, pairs_of
-from towerlab.measure.label_reads import label_reads, towers
+from towerlab.measure.label_reads import label_reads, query_key_vectors
 from towerlab.measure.tower_grid import class_directions, tower_grid
 from towerlab.model import loading
 from towerlab.model.unembed import NORMS
@@ -110,7 +116,7 @@ def test_increases(pair, norm, times, float64):
     model, by_hand, encoded, runs = pair
     data = increases(model, encoded[:4] * times, norm=norm)
     check_increases(data, model, by_hand, list(zip(encoded, runs, strict=True))[:2], norm)
-    both = of_norms(model, encoded[:4])["increase"].sel(norm=norm)
+    both = increase_by_norm(model, encoded[:4])["increase"].sel(norm=norm)
     np.testing.assert_allclose(both, data["increase"][:4], **NEAR)
 
 
@@ -165,7 +171,7 @@ def test_what_heads_write(pair, float64):
 def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
     listed = [Head(0, 1), Head(1, 0), Head(1, by_hand.heads - 1)]
-    data, of_towers = label_reads(model, encoded, listed), towers(model, encoded, listed)
+    data, of_towers = label_reads(model, encoded, listed), query_key_vectors(model, encoded, listed)
     assert list(data["listed_head"].values) == [str(head) for head in listed]
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
@@ -229,7 +235,7 @@ def test_ablations(pair, small_batches, float64):
 @pytest.mark.parametrize("where", ["all", "last"])
 def test_every_head_ablated_alone(pair, where, float64):
     model, by_hand, encoded, runs = pair
-    data = single_ablations(model, encoded, where)
+    data = single_head_ablations(model, encoded, where)
     assert (
         data.log_prob_lost.dims == ("prompt", "layer", "head")
         and str(data.positions.values) == where

@@ -59,10 +59,10 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     a, b = other_model(tmp_path / "a/final"), tmp_path / "b/final"
     shutil.copytree(ROOT / "data/models/mini-gpt2", b)
     options = ["--locate", "2", "--k", "1", "--separator", "space"]
-    command = [sys.executable, "-m", "towerlab.cli", "measure", "forms", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "towerlab.cli", "measure", "templates", "--out", str(tmp_path)]
     processes = [subprocess.Popen([*command, *options, "--model", str(of)]) for of in (a, b)]
     assert [process.wait() for process in processes] == [0, 0]
-    names = {path.parents[1].name: path for path in tmp_path.rglob("forms.nc")}
+    names = {path.parents[1].name: path for path in tmp_path.rglob("templates.nc")}
     found = {name: files.load(path).attrs["fingerprint"] for name, path in names.items()}
     assert found == {of.name: of.fingerprint for of in (run(a, tmp_path), run(b, tmp_path))}
     assert len(found) == 2 and all(name.startswith("final--") for name in found)

@@ -9,7 +9,6 @@ import xarray as xr
 from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
-from towerlab.measure.case import WEIGHTS, case, label_increases
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
@@ -22,6 +21,7 @@ from towerlab.measure.paper import (
     with_readings,
 )
 from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.single_prompt import WEIGHTS, label_increases, single_prompt
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CASE, CHANGES, paper_prompts
@@ -160,7 +160,7 @@ def test_the_case_by_hand(model, words, monkeypatch):
         ("",) * model.unembedding.vocabulary,
     )
     monkeypatch.setattr(Lexicon, "of", lambda *_: lexicon)
-    data = case(model, encoded, heads).isel(prompt=0)
+    data = single_prompt(model, encoded, heads).isel(prompt=0)
     slow = Reference(model, encoded.ids)
     for name, (layer, head) in zip(data["named_head"].values, heads, strict=True):
         for place, at in enumerate(encoded.label_positions):

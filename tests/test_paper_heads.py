@@ -10,7 +10,7 @@ import xarray as xr
 from reference import Reference
 from test_mitigations import free_weights
 from towerlab.measure import dose, paper_heads
-from towerlab.measure.ablations import ablations, single_ablations
+from towerlab.measure.ablations import ablations, single_head_ablations
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
 from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
@@ -55,11 +55,11 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
 
 
 def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
-    data = single_ablations(model, encoded[1], "all", 1)["log_prob_lost"]
+    data = single_head_ablations(model, encoded[1], "all", 1)["log_prob_lost"]
     assert data[:, 0].isnull().all()
     xr.testing.assert_allclose(
         data[:, 1:],
-        single_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:],
+        single_head_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:],
         rtol=0,
         atol=1e-12,
     )

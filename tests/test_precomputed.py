@@ -43,16 +43,25 @@ def change(folder: Path, file: str, **attributes) -> None:
 
 
 def test_a_file_of_other_versions_or_another_form_is_named_and_left_out(home, notes):
-    folder = copied(home / "data/measurements/someone", ("forms", "locating", "singles"))
-    with netCDF4.Dataset(folder / "words/locating.nc") as data:
+    folder = copied(
+        home / "data/measurements/someone", ("templates", "selection", "single_head_ablations")
+    )
+    with netCDF4.Dataset(folder / "words/selection.nc") as data:
         made_with = json.loads(data.identity)
-    change(folder, "locating", identity=json.dumps(made_with | {"versions": {"locating": 99}}))
-    change(folder, "singles", measurement="norms")
-    copied(folder.parent / "sound", ("forms", "locating", "singles"))
+    change(folder, "selection", identity=json.dumps(made_with | {"versions": {"selection": 99}}))
+    change(folder, "single_head_ablations", measurement="increase_by_norm")
+    copied(folder.parent / "sound", ("templates", "selection", "single_head_ablations"))
     chapter = book.open({"model": "sound"})
-    found = {name: [*chapter.measured(name)] for name in ("forms", "locating", "singles")}
+    found = {
+        name: [*chapter.measured(name)]
+        for name in ("templates", "selection", "single_head_ablations")
+    }
     sound = ["sound"]
-    assert found == {"forms": ["someone", "sound"], "locating": sound, "singles": sound}
+    assert found == {
+        "templates": ["someone", "sound"],
+        "selection": sound,
+        "single_head_ablations": sound,
+    }
     assert len(notes) == 2 and all("someone/words" in note for note in notes)
     assert "expected the current versions of the code" in notes[0] and "another form" in notes[1]
 
@@ -62,7 +71,14 @@ def papers_only(tmp_path_factory):
     """A home with two models: SmolLM2, and one that has the paper's own measurements only."""
     home = make_home(tmp_path_factory.mktemp("papers"))
     (home / "data/measurements" / SMOLLM2.name).symlink_to(SMOLLM2)
-    names = ("paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts")
+    names = (
+        "paper",
+        "paper_changes",
+        "paper_ablations",
+        "paper_remedies",
+        "single_prompt",
+        "decomposition",
+    )
     copied(home / "data/measurements/papers", names)
     return home
 

@@ -99,11 +99,18 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
         "paper_ablations",
         "paper_remedies",
         "dose",
-        "case",
-        "parts",
+        "single_prompt",
+        "decomposition",
         "label_increases",
     ]
-    assert same == ["forms", "locating", "norms", "singles", "demonstrations", *of_the_papers_sets]
+    assert same == [
+        "templates",
+        "selection",
+        "increase_by_norm",
+        "single_head_ablations",
+        "demonstrations",
+        *of_the_papers_sets,
+    ]
     for name in same:
         few.measured(name)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
@@ -189,15 +196,15 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     encoded = run.design.intervention()
     splits = other_halves(run, "located", encoded)
     assert {id(e) for own, _ in splits for e in own} == {*map(id, encoded)}
-    locating = run.measured("locating")
+    selection = run.measured("selection")
     for own, heads in splits:
         judged = {(e.prompt.dataset, frozenset(e.prompt.labels)) for e in own}
-        labels = [frozenset(pair.split("/")) for pair in locating["labels"].values]
+        labels = [frozenset(pair.split("/")) for pair in selection["labels"].values]
         choose_them = [
             not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
-            for pair, names in zip(locating["pair"].values, labels, strict=True)
+            for pair, names in zip(selection["pair"].values, labels, strict=True)
         ]
-        assert heads == head_selection.head_sets(locating.isel(prompt=choose_them))["located"]
+        assert heads == head_selection.head_sets(selection.isel(prompt=choose_them))["located"]
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):

@@ -108,7 +108,7 @@ def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
     run = Pipeline(Settings())
     n = BLOCKS * len(run.design.class_pairs)
     selection = run.design.encode(run.design.blocks(n, SELECTION, Form(2, "space")))
-    assert [e.prompt.text for e in selection] == tinker.prompts()["located"]
+    assert [e.prompt.text for e in selection] == tinker.prompts()["selection"]
     expected = class_directions(run.model, selection)["query"].sel(pair="sentiment/number")
     with browser(address) as page:  # from the second class to the first
         result = page.evaluate(DIRECTION, [["number", "sentiment"], "3-1"])

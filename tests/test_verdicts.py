@@ -48,14 +48,16 @@ def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_h
 
 
 def test_chapters_are_those_that_judge_with_what_they_read():
-    assert {"locating", "heads", "towers"} <= set(verdicts.chapters()["04-attention-weights"])
+    assert {"selection", "heads", "query_key_vectors"} <= set(
+        verdicts.chapters()["04-attention-weights"]
+    )
     assert not {"intro", "scorecard"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
     refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    towers = files.open_precomputed("smollm2-135m", "words", "towers")
+    towers = files.open_precomputed("smollm2-135m", "words", "query_key_vectors")
     again = towers.assign_attrs(seconds=0.5)
     monkeypatch.setattr(Measurements, "made", lambda self, name, suite: again)
     for settings, anew in (
@@ -65,7 +67,9 @@ def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(m
         ({"labels": "foo/bar"}, True),
     ):
         chapter = book.open({"model": "smollm2-135m", **settings})
-        assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == anew
+        assert (
+            chapter.measured("query_key_vectors")["smollm2-135m"].attrs["seconds"] == 0.5
+        ) == anew
 
 
 @pytest.mark.nightly

@@ -124,7 +124,7 @@ def test_comments_and_docstrings_do_not_count_but_code_does(lib):
     change(reads, "    layers, numbers = map(", "    # now\n\n    layers, numbers = map(")
     assert changed(before, lib) == set()
     change(reads, "x[:, -1]", "x[:, -2]")
-    assert changed(before, lib) >= {"towers", "label_reads"}
+    assert changed(before, lib) >= {"query_key_vectors", "label_reads"}
 
 
 def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
@@ -132,7 +132,7 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
     change(lib / "towerlab/model/loading.py", "import ", "import antigravity, ")
     assert changed(before, lib) == set()
     change(lib / "towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
-    assert changed(before, lib) == {"looks"}  # which import it
+    assert changed(before, lib) == {"head_effects"}  # which import it
     change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
     assert changed(before, lib) == set(catalogue.catalogue())
 
@@ -147,5 +147,5 @@ def test_identity_is_model_suite_texts_and_versions(lib):
     assert len({before, identity("n@0"), identity(suite="sentences")}) == 3
     change(lib / "../data/words/words.csv", "cat,", "tomcat,")
     assert (other := identity()) != before
-    change(lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,")
-    assert identity() != other  # heads need forms
+    change(lib / "../data/versions.csv", "templates,answers,1,", "templates,answers,2,")
+    assert identity() != other  # heads need templates

@@ -76,20 +76,20 @@ def reader(model: str, suite: str, folder: Path) -> Read:
     return read
 
 
-def _looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
-    """Yield the columns of the measurement "looks".
+def _effect_columns(effects: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
+    """Yield the columns of the measurement "head_effects".
 
     Args:
-        looks: Measurement "looks".
+        effects: Measurement "head_effects".
 
     Yields:
         Name, values (prompt, layer, head), and whether the page shows their interval.
     """
-    difference = looks["attention_difference"]
+    difference = effects["attention_difference"]
     own, other = (difference.sel(query_of=of, drop=True) for of in ("own", "labels exchanged"))
     yield "by text", (own + other) / 2, False
     yield "by predicted label", (own - other) / 2, False
-    direct = looks["direct_effect"].sel(contrast="attention swapped", drop=True)
+    direct = effects["direct_effect"].sel(contrast="attention swapped", drop=True)
     yield "direct effect", direct, False
     for name, contrast in {
         "effect": "attention swapped",
@@ -97,8 +97,8 @@ def _looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]
         "place sent": "texts exchanged",
     }.items():
         # Sentences are precomputed without prompts with exchanged labels.
-        if contrast in looks["contrast"].values:
-            yield name, looks["effect"].sel(contrast=contrast, drop=True), True
+        if contrast in effects["contrast"].values:
+            yield name, effects["effect"].sel(contrast=contrast, drop=True), True
 
 
 def columns(read: Read) -> dict[str, dict[str, list]]:
@@ -110,14 +110,14 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     Returns:
         "mean", and if the page shows them "low" and "high" (95% bounds) and "prompts", by quantity.
     """
-    heads, increases, looks, singles = (
-        read(name) for name in ("heads", "increases", "looks", "singles")
+    heads, increases, effects, singles = (
+        read(name) for name in ("heads", "increases", "head_effects", "single_head_ablations")
     )
     assert heads is not None
     every = [("attention difference", head_selection.attention_difference(heads), False)]
     every += [(name, heads[name], False) for name in ("writing", "contribution")]
     every += [("increase", increases["increase"], False)] if increases is not None else []
-    every += _looks_columns(looks) if looks is not None else []
+    every += _effect_columns(effects) if effects is not None else []
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
     out = {}
     for name, values, bounded in every:
@@ -183,22 +183,24 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
     return out, "".join(map(chr, (FIRST + np.rint(LEVELS * share)).astype(int).ravel()))
 
 
-def path_effects(looks: xr.Dataset) -> dict[str, dict[str, float]]:
+def path_effects(effects: xr.Dataset) -> dict[str, dict[str, float]]:
     """Return effects of heads' outputs from the prompt with exchanged labels, by head and path.
 
     Args:
-        looks: Measurement "looks", in which paths were opened one at a time.
+        effects: Measurement "head_effects", in which paths were opened one at a time.
 
     Returns:
         Effects in nats.
     """
-    effects = looks["effect_by_route"].mean("prompt")
+    by_route = effects["effect_by_route"].mean("prompt")
     senders = named(
         zip(
-            looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True
+            effects["sender_layer"].values.tolist(),
+            effects["sender_head"].values.tolist(),
+            strict=True,
         )
     )
-    by_path = {path: effects.sel(route=route).values for path, route in PATHS.items()}
+    by_path = {path: by_route.sel(route=route).values for path, route in PATHS.items()}
     return {
         name: {path: _short(values)[i] for path, values in by_path.items()}
         for i, name in enumerate(senders)
@@ -259,7 +261,7 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
     component analysis is fitted to both.
 
     Args:
-        vectors: Measurement "towers".
+        vectors: Measurement "query_key_vectors".
 
     Returns:
         The pair, and points [x, y, class, is a query].
@@ -319,15 +321,15 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
         "measured": heads.sizes["prompt"],
     }
     for name, measurement, of in (
-        ("path_effects", "looks", path_effects),
+        ("path_effects", "effects", path_effects),
         ("words", "top_tokens", words),
         ("ranks", "label_reads", ranks),
-        ("towers", "towers", towers),
+        ("towers", "query_key_vectors", towers),
     ):
         out[name] = of(data) if (data := read(measurement)) is not None else {}
-    looks = read("looks")
+    effects = read("head_effects")
     out["logit_difference"] = (
-        None if looks is None else intervals.mean(looks["logit_difference"]).estimate
+        None if effects is None else intervals.mean(effects["logit_difference"]).estimate
     )
     return out
 

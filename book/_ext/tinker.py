@@ -29,7 +29,7 @@ SCRIPTS = (
     "tinker-draw.js",
 )
 SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
-MEASURED = "measurements/mini-gpt2/words*/locating.nc"
+MEASURED = "measurements/mini-gpt2/words*/selection.nc"
 MOST = 5  # maximum number of heads with arcs: `top_k` of the chapters, and number of colours
 
 
@@ -45,17 +45,17 @@ def latest(build: Path) -> Path:
     return max(build.glob(MEASURED), key=lambda path: path.stat().st_mtime, default=Path())
 
 
-def heads(locating: Path) -> tuple[list[str], list[str]]:
+def heads(selection: Path) -> tuple[list[str], list[str]]:
     """Return the heads that write a label, such as "3-1", and the heads that chapter 11 steers.
 
     Best heads come first. Both lists are empty without a measurement.
 
     Args:
-        locating: Measurement on selection blocks.
+        selection: Measurement on selection blocks.
     """
-    if not locating.is_file():
+    if not selection.is_file():
         return [], []
-    with xr.open_dataset(locating) as data:
+    with xr.open_dataset(selection) as data:
         sets = head_selection.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
     return list(map(str, sets["by writing"])), list(map(str, sets["by attention"]))
 
@@ -64,10 +64,10 @@ def prompts() -> dict[str, list[str]]:
     """Return the prompts of the playground.
 
     Returns:
-        `located`: prompts of chapter 11's directions. `cloud`: one prompt of each of ten other
+        `selection`: prompts of chapter 11's directions. `cloud`: one prompt of each of ten other
             blocks of every class pair.
     """
-    locating, others = (
+    selection, others = (
         draw_blocks(
             n * len(class_pairs()),
             Form(2, "space"),
@@ -77,7 +77,7 @@ def prompts() -> dict[str, list[str]]:
         for n, seed in ((BLOCKS, SELECTION), (10, 3))
     )
     return {
-        "located": [prompt.text for prompt in locating],
+        "selection": [prompt.text for prompt in selection],
         "cloud": [prompt.text for prompt in others[::4]],
     }
 

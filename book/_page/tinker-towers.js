@@ -30,10 +30,10 @@
   const add = (sum, row, times) => row.forEach((x, i) => { sum[i] += times * x; });
 
   class Towers {
-    // `texts`: {located, cloud}, prompts such as "love : foo one : bar two :"; `classes`: word -> class.
+    // `texts`: {selection, cloud}, prompts such as "love : foo one : bar two :"; `classes`: word -> class.
     constructor(model, tokenizer, texts, classes) {
       Object.assign(this, { model, tokenizer, texts, classes, runs: new Map(), planes: new Map() });
-      this.known = new Set(texts.located.flatMap((text) => text.split(" ").map((word) => classes[word]).filter(Boolean)));
+      this.known = new Set(texts.selection.flatMap((text) => text.split(" ").map((word) => classes[word]).filter(Boolean)));
     }
 
     // Runs of the prompts of a kind that show a class.
@@ -62,7 +62,7 @@
 
     // What a dose of 1 adds to a head's query: mean query of one class minus that of another.
     direction(from, to, name) {
-      const [a, b] = [from, to].map((cls) => mean(this.vectors(cls, name, "located").queries));
+      const [a, b] = [from, to].map((cls) => mean(this.vectors(cls, name, "selection").queries));
       return b.map((x, i) => x - a[i]);
     }
 

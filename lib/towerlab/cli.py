@@ -1,6 +1,6 @@
 """Command line: measure a model, precompute its measurements for the book, build the book.
 
-    twotowers measure heads towers --model path/to/model --blocks 20
+    twotowers measure heads query_key_vectors --model path/to/model --blocks 20
     twotowers precompute path/to/model --blocks 200  # interrupted, the same command continues
     twotowers book --set "blocks=20 seed=1"         # `make book` calls this
 
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
     measure = add_command(
         "measure",
-        "heads towers --model path/to/model --blocks 20",
+        "heads answers --model path/to/model --blocks 20",
         "Measure a model. Existing measurements are reused.",
     )
     measure.add_argument(

@@ -107,7 +107,7 @@ class Model:
         given = json.loads(self.heads.attrs["identity"])
         if given["k"] and given["separator"]:
             return Form(given["k"], given["separator"])
-        return head_selection.form(self.chapter.measured("forms", labels="all")[self.name])
+        return head_selection.form(self.chapter.measured("templates", labels="all")[self.name])
 
     def check_learned(self) -> None:
         """Check that the model learns the task.
@@ -140,11 +140,11 @@ class Model:
         Raises:
             NotTestable: If no selection block has other classes and other labels.
         """
-        locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
-        for selects, evaluates in head_selection.cross_fit_splits(locating, target):
+        selection = self.chapter.measured("selection", labels="arbitrary")[self.name]
+        for selects, evaluates in head_selection.cross_fit_splits(selection, target):
             if not selects.sizes["prompt"]:
                 raise NotTestable(
-                    "no locating block has other classes and other labels: give more (locate)"
+                    "no selection block has other classes and other labels: give more (locate)"
                 )
             yield head_selection.head_sets(selects, self.chapter.settings.top_k), evaluates
 
@@ -264,7 +264,7 @@ class Chapter(Measurements):
         """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
         return {
             model: head_selection.head_sets(data, self.settings.top_k)
-            for model, data in self.measured("locating").items()
+            for model, data in self.measured("selection").items()
         }
 
     def judge_claim(

@@ -1,7 +1,7 @@
 """The existing measurements: versions, requirements and costs, and the variables of each.
 
     >>> versions("heads")
-    {'forms': 1, 'heads': 1}
+    {'heads': 1, 'templates': 1}
     >>> variables()["heads"]["attention"].dims
     ('prompt', 'layer', 'head', 'place')
 

@@ -1,6 +1,6 @@
 """Widgets of a running notebook, which show numbers of a chosen model, head and prompts.
 
-    chapter.explore("looks", "effect", "direct_effect", over="pair")
+    chapter.explore("head_effects", "effect", "direct_effect", over="pair")
 
 A page of the book, where no Python runs, shows one line in their place (`book/_ext/stage.py`).
 This module does not load torch.

@@ -1,6 +1,6 @@
 """Measurement files: identity, folder, reader, and the precomputed measurements.
 
-    >>> sorted(json.loads(identity("forms", Settings(), "mini-gpt2@0")))[:4]
+    >>> sorted(json.loads(identity("templates", Settings(), "mini-gpt2@0")))[:4]
     ['dtype', 'k', 'labels', 'locate']
     >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
     30

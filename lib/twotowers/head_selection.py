@@ -36,13 +36,13 @@ RANDOM_LISTS, SINGLE_HEADS = 1000, 20
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
 
 
-def form(forms: xr.Dataset) -> Form:
+def form(templates: xr.Dataset) -> Form:
     """Return the best-learned prompt template of the grid.
 
     Args:
-        forms: Measurement "forms": `says` over prompts with coordinates k and separator.
+        templates: Measurement "templates": `says` over prompts with coordinates k and separator.
     """
-    table = forms["says"].to_dataframe()
+    table = templates["says"].to_dataframe()
     table = table[table["k"] <= max(MAX_K, table["k"].min())]
     # The groups are sorted by k: of equal accuracies the smallest k comes first.
     k, separator = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
@@ -61,21 +61,21 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
     return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
 
 
-def with_increase(heads: xr.Dataset, norms: xr.Dataset) -> xr.Dataset:
+def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset:
     """Return a measurement of heads with the paper's increase of the same prompts.
 
     Args:
-        heads: Measurement "heads" or "locating".
-        norms: Measurement "norms".
+        heads: Measurement "heads" or "selection".
+        increase_by_norm: Measurement "increase_by_norm".
     """
-    return heads.assign(increase=norms["increase"].sel(norm="frozen", drop=True))
+    return heads.assign(increase=increase_by_norm["increase"].sel(norm="frozen", drop=True))
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     """Return every ranking of the heads by name.
 
     Args:
-        heads: Measurement "heads" or "locating".
+        heads: Measurement "heads" or "selection".
 
     Returns:
         Means over prompts (layer, head). A larger value means a higher rank.
@@ -126,7 +126,7 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
     Sets may be short or empty.
 
     Args:
-        heads: Measurement "heads" or "locating".
+        heads: Measurement "heads" or "selection".
         k: Maximum number of heads of a set.
     """
     means = rankings(heads)
@@ -138,15 +138,15 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
     return sets | ({"by increase": top_heads(means["increase"], k)} if "increase" in means else {})
 
 
-def by_effect(looks: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
+def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     """Return the heads whose attention has the largest mean total effect, of either sign.
 
     Args:
-        looks: Measurement "looks".
+        effects: Measurement "head_effects".
         k: Number of heads.
     """
     return top_heads(
-        abs(looks["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k
+        abs(effects["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k
     )
 
 

@@ -68,7 +68,7 @@ def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.D
     return observations("ablations", encoded, arrays, head_set=list(runs))
 
 
-def single_ablations(
+def single_head_ablations(
     model: Model, encoded: Prompts, positions: Positions = "all", first_layer: int = 0
 ) -> xr.Dataset:
     """Compute the decrease of the answer (nats) when a single head is ablated, for every head.
@@ -98,7 +98,7 @@ def single_ablations(
         "log_prob_lost": lost["log_prob_true"],
         "logit_difference_lost": lost["logit_difference"],
     }
-    data = observations("singles", encoded, arrays, positions=positions)
+    data = observations("single_head_ablations", encoded, arrays, positions=positions)
     return data.where(data["layer"] >= first_layer)
 
 
@@ -123,14 +123,14 @@ TWELVE = 20
 """Number of first heads of either ranking from which the paper's twelve are taken in turn"""
 
 
-def _singles(pipeline: Pipeline) -> Recipe:
+def _single_head_ablations(pipeline: Pipeline) -> Recipe:
     """Ablate every head alone at the last position, on a quarter of the selection blocks.
 
     This gives the second list of the EMNLP version.
     """
     design = pipeline.design
     blocks = design.blocks(max(1, pipeline.settings.locate // 4), SELECTION)
-    return Recipe(single_ablations, design.encode(blocks), ("last",))
+    return Recipe(single_head_ablations, design.encode(blocks), ("last",))
 
 
 def _ablations(pipeline: Pipeline) -> Recipe:
@@ -138,7 +138,7 @@ def _ablations(pipeline: Pipeline) -> Recipe:
 
     The EMNLP version does the same.
     """
-    single = pipeline.measured("singles")["log_prob_lost"].mean("prompt")
+    single = pipeline.measured("single_head_ablations")["log_prob_lost"].mean("prompt")
     heads = head_selection.interleave(
         by_increase(pipeline, TWELVE), head_selection.top_heads(single, TWELVE), 12
     )

@@ -49,7 +49,7 @@ ORDERS = 6
 demonstrations, evenly spread orders of more"""
 
 
-def _forms(pipeline: Pipeline) -> Recipe:
+def _templates(pipeline: Pipeline) -> Recipe:
     """Measure answers on the selection blocks in every template that the model can read.
 
     Only the templates that may be chosen are measured. If the settings give k or the separator, it
@@ -59,7 +59,7 @@ def _forms(pipeline: Pipeline) -> Recipe:
     ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MAX_K]
     # This raises an error if not even the shortest prompt can be read.
     pipeline.design.selection(Form(ks[0], s.separator or "space"))
-    return Recipe(with_form, _in_forms(pipeline, ks))
+    return Recipe(with_template, _in_templates(pipeline, ks))
 
 
 def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
@@ -67,16 +67,16 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
 
     These are more demonstrations than a template may have. The answers are for Figure 1.1.
     """
-    forms = pipeline.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
+    templates = pipeline.measured("templates").drop_attrs(deep=False)[["logit_difference"]]
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
-    more = _in_forms(pipeline, many)
+    more = _in_templates(pipeline, many)
     if not more:
-        return forms
-    others = pipeline.make("demonstrations", Recipe(with_form, more))
-    return joined([forms, others[["logit_difference"]]])
+        return templates
+    others = pipeline.make("demonstrations", Recipe(with_template, more))
+    return joined([templates, others[["logit_difference"]]])
 
 
-def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
+def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """Return the prompts of the selection blocks in each template that the model can read."""
     separator, out = pipeline.settings.separator, []
     for form in product(ks, [separator] if separator else SEPARATORS):
@@ -85,7 +85,7 @@ def _in_forms(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     return out
 
 
-def with_form(model: Model, encoded: Prompts) -> xr.Dataset:
+def with_template(model: Model, encoded: Prompts) -> xr.Dataset:
     """Compute answers, with the template of each prompt as coordinates.
 
     Args:

@@ -117,7 +117,7 @@ def at_labels(
     return x.take_along_dim(capture.label_positions[None, :, None], 3).transpose(0, 1)
 
 
-def _locating(pipeline: Pipeline) -> Recipe:
+def _selection(pipeline: Pipeline) -> Recipe:
     """Measure every head on the selection blocks, from which the sets of heads are chosen."""
     return Recipe(heads, pipeline.design.selection())
 
@@ -165,7 +165,7 @@ def _increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def of_norms(model: Model, encoded: Prompts) -> xr.Dataset:
+def increase_by_norm(model: Model, encoded: Prompts) -> xr.Dataset:
     """Compute the increase of every head with each reading of the final norm.
 
     Args:
@@ -180,9 +180,9 @@ def of_norms(model: Model, encoded: Prompts) -> xr.Dataset:
     return xr.concat(each, names, coords="minimal", compat="override")
 
 
-def _norms(pipeline: Pipeline) -> Recipe:
+def _increase_by_norm(pipeline: Pipeline) -> Recipe:
     """Measure the paper's increase of every head on the selection blocks, with both norm scales.
 
     The final norm is frozen, or recomputed for each vector.
     """
-    return Recipe(of_norms, pipeline.design.selection())
+    return Recipe(increase_by_norm, pipeline.design.selection())

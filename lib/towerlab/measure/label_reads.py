@@ -126,7 +126,7 @@ def query_and_keys(
     return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, at_labels)
 
 
-def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Compute the queries of heads at the last position, and their keys at label positions.
 
     Both are before any rotation to positions. The scaling is part of the query, so their product is
@@ -151,8 +151,8 @@ def towers(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
             ),
         }
 
-    arrays = read_prompts("towers", model, encoded, {"streams"}, read)
-    return observations("towers", encoded, arrays, **listed(heads))
+    arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
+    return observations("query_key_vectors", encoded, arrays, **listed(heads))
 
 
 def _label_reads(pipeline: Pipeline) -> Recipe:
@@ -166,12 +166,12 @@ def _label_reads(pipeline: Pipeline) -> Recipe:
     return Recipe(label_reads, pipeline.design.intervention(), (each,))
 
 
-def _towers(pipeline: Pipeline) -> Recipe:
+def _query_key_vectors(pipeline: Pipeline) -> Recipe:
     """Measure queries and keys, as vectors, of the best head by attention and by writing."""
     if not pipeline.head_sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
     best = [*pipeline.head_sets["by attention"][:1], *pipeline.head_sets["by writing"][:1]]
-    return Recipe(towers, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
+    return Recipe(query_key_vectors, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:

@@ -7,7 +7,7 @@ A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions o
 in data/variables.csv; here the prompt is the first. `pipeline.save` writes a dataset to its file.
 
     >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
-    >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}
+    >>> {name: array.dims for name, array in with_dims("head_effects", arrays).items()}
     {'effect_by_route': ('route', 'sender', 'prompt'), 'logit_difference': ('prompt',)}
 """
 

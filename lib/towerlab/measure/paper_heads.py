@@ -21,7 +21,7 @@ from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, named
 
-from towerlab.measure.ablations import ablations, single_ablations
+from towerlab.measure.ablations import ablations, single_head_ablations
 from towerlab.measure.conditions import Changes
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
@@ -174,15 +174,15 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     choosing, judging = choosing_and_judging(pipeline)
     tried = with_exchanged(design, choosing, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    singles = pipeline.make(name, Recipe(single_ablations, tried, ("all", middle)))
-    lost = singles["log_prob_lost"].mean("prompt")
+    single = pipeline.make(name, Recipe(single_head_ablations, tried, ("all", middle)))
+    lost = single["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, choosing), lost)
 
     judges = with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
     zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, random))
-    looks = pipeline.make(name, Recipe(looked_at, judges, (heads,)))
+    looked = pipeline.make(name, Recipe(looked_at, judges, (heads,)))
     of_heads = xr.Dataset(
         {
             "foo_head": ("rank", named(foo_heads)),
@@ -191,7 +191,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
         },
         {"rank": range(1, 1 + len(foo_heads))},
     )
-    return xr.merge([zeroed, looks, of_heads], compat="override", join="override")
+    return xr.merge([zeroed, looked, of_heads], compat="override", join="override")
 
 
 def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:

@@ -7,7 +7,7 @@ identity is made again. torch is loaded when something is measured.
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=200))
     >>> pipeline.path("heads").name             # `pipeline.measured("heads")` opens or makes it
     'heads.nc'
-    >>> pipeline.part_size("heads"), pipeline.part_size("looks")
+    >>> pipeline.part_size("heads"), pipeline.part_size("head_effects")
     (52, 4)
 """
 
@@ -320,13 +320,16 @@ class Pipeline:
     def design(self) -> Design:
         """The prompts of the setting."""
         return Design(
-            self.settings, self.model.tokenizer, self.model.context, lambda: self.measured("forms")
+            self.settings,
+            self.model.tokenizer,
+            self.model.context,
+            lambda: self.measured("templates"),
         )
 
     @cached_property
     def head_sets(self) -> Mapping[str, list[Head]]:
         """Sets of heads by the rules of `head_selection`, from the selection blocks."""
-        return head_selection.head_sets(self.measured("locating"), self.settings.top_k)
+        return head_selection.head_sets(self.measured("selection"), self.settings.top_k)
 
     def path(self, name: str) -> Path:
         """Return the file of a measurement.

@@ -59,10 +59,10 @@ def other_halves(
         Prompts and heads of each split, or nothing if the selection prompts of a split give no
         heads.
     """
-    locating = of_labels(pipeline.measured("locating"), "arbitrary")
+    selection = of_labels(pipeline.measured("selection"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
-    for chooses, judges in head_selection.cross_fit_splits(locating, prompts):
+    for chooses, judges in head_selection.cross_fit_splits(selection, prompts):
         heads = head_selection.head_sets(chooses, pipeline.settings.top_k)[name]
         splits.append(([encoded[i] for i in judges["at"].values], heads))
     return splits if all(heads for _, heads in splits) else []
@@ -71,7 +71,7 @@ def other_halves(
 def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
     """Return the paper's set, the heads with the largest increase.
 
-    The recipe that calls this function also needs the measurement "norms".
+    The recipe that calls this function also needs the measurement "increase_by_norm".
 
     Args:
         pipeline: Pipeline of the model.
@@ -80,10 +80,10 @@ def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
     Returns:
         Heads, best first.
     """
-    located = head_selection.with_increase(
-        pipeline.measured("locating"), pipeline.measured("norms")
+    selection = head_selection.with_increase(
+        pipeline.measured("selection"), pipeline.measured("increase_by_norm")
     )
-    return head_selection.head_sets(located, k)["by increase"]
+    return head_selection.head_sets(selection, k)["by increase"]
 
 
 def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]]:

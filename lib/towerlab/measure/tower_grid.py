@@ -221,19 +221,19 @@ def tower_grid(
     return observations("tower_grid", encoded, arrays, head_set=list(moved), **grid)
 
 
-def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
+def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
     """Return the heads with the largest mean attention difference, without negative heads.
 
     A negative head lowers, on average, the label that it reads.
 
     Args:
-        locating: Measurement "locating" of the model.
+        selection: Measurement "selection" of the model.
         k: Number of heads.
 
     Returns:
         Heads, best first.
     """
-    means = head_selection.rankings(locating)
+    means = head_selection.rankings(selection)
     return head_selection.top_heads(
         means["attention difference"].where(means["writing"] > 0, -1.0), k
     )
@@ -290,7 +290,7 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
         "by increase": by_increase(pipeline, k),
-        "without negative heads": without_negative(pipeline.measured("locating"), k),
+        "without negative heads": without_negative(pipeline.measured("selection"), k),
     }
     # Each prompt is measured once in each list; in the last two, other prompts select the heads or
     # the directions.

@@ -6,7 +6,7 @@ Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import CASE
     >>> model = load("mini-gpt2")
-    >>> data = parts(model, *model.encode([CASE]), [Head(1, 0)])
+    >>> data = decomposition(model, *model.encode([CASE]), [Head(1, 0)])
     >>> float(data["sum_error"][0]) < 1e-5          # embedding, heads, neurons and biases add up
     True
 """
@@ -42,7 +42,7 @@ SWEPT, PROMPTS = 3, 20
 with increase"""
 
 
-def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
+def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     """Compute the words, the attention and the increases of heads, and the increases of blocks.
 
     Args:
@@ -77,9 +77,9 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             "swept_increase": _increases_with(model, capture, starts[:SWEPT], swept)[None],
         }
 
-    arrays = read_prompts("case", model, [encoded], {"weights", "values"}, read)
+    arrays = read_prompts("single_prompt", model, [encoded], {"weights", "values"}, read)
     names = {"named_head": named(heads), "swept_head": named(heads[:SWEPT]), "weight": WEIGHTS}
-    data = observations("case", [encoded], arrays, **names)
+    data = observations("single_prompt", [encoded], arrays, **names)
     parts = [increases(model, [encoded]), words, data]
     return xr.merge(parts, compat="override", join="override")
 
@@ -142,7 +142,7 @@ def _increases_with(
     )
 
 
-def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
+def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     """Compute the final vector as a sum of parts, and the increase by its parts.
 
     All values are from one forward pass.
@@ -193,8 +193,8 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         }
         return {name: x[None] for name, x in every.items()}
 
-    arrays = read_prompts("parts", model, [encoded], {"weights", "values", "neurons"}, read)
-    return observations("parts", [encoded], arrays, named_head=named(heads))
+    arrays = read_prompts("decomposition", model, [encoded], {"weights", "values", "neurons"}, read)
+    return observations("decomposition", [encoded], arrays, named_head=named(heads))
 
 
 def _subvalues(
@@ -222,7 +222,7 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
 
 
 def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tensor, int]:
-    """Return `sum_error` and `n_parts` of `parts`; vectors of heads are sums over positions."""
+    """Return `sum_error` and `n_parts` of `decomposition`; vectors of heads are sums over positions."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
     for layer in range(model.n_layers):
@@ -236,7 +236,7 @@ def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tens
 
 
 def _neurons(model: Model, capture: Capture) -> Tensors:
-    """Return the variables of `parts` about neurons, over (neuron,) or (candidate,)."""
+    """Return the variables of `decomposition` about neurons, over (neuron,) or (candidate,)."""
     unembedding, word = model.unembedding, capture.true_ids
     strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]
 
@@ -283,7 +283,7 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
 def from_heads(
     model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int
 ) -> Float[Tensor, "layer head"]:
-    """Return the part of each head in the input of a neuron: `head_to_neuron` of `parts`.
+    """Return the part of each head in the input of a neuron: `head_to_neuron` of `decomposition`.
 
     Args:
         model: Any model.
@@ -304,20 +304,20 @@ def from_heads(
     return out
 
 
-def _case(pipeline: Pipeline) -> xr.Dataset:
+def _single_prompt(pipeline: Pipeline) -> xr.Dataset:
     """Measure increases, words, attention and the sweep of attention on the paper's own prompt.
 
     The increases are of blocks and heads; the words are of values, keys and query.
     """
-    return case(*case_of(pipeline))
+    return single_prompt(*case_of(pipeline))
 
 
-def _parts(pipeline: Pipeline) -> xr.Dataset:
+def _decomposition(pipeline: Pipeline) -> xr.Dataset:
     """Take the paper's own prompt apart: sum of all parts, another order, positions, neurons.
 
     The inputs of these neurons from heads are also measured.
     """
-    return parts(*case_of(pipeline))
+    return decomposition(*case_of(pipeline))
 
 
 def _label_increases(pipeline: Pipeline) -> Recipe:

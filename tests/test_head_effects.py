@@ -12,14 +12,14 @@ import torch
 from conftest import shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from tolerances import FLOAT64
-from towerlab.measure.looks import CONTRASTS, POSITIONS, path_effects, single_head_effects
+from towerlab.measure.head_effects import CONTRASTS, POSITIONS, path_effects, single_head_effects
 from towerlab.model.label_attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers import head_selection
 
 
-def looks(model, encoded, senders=8):
+def head_effects(model, encoded, senders=8):
     alone = single_head_effects(model, encoded)
     return alone.assign(path_effects(model, encoded, head_selection.by_effect(alone, senders)))
 
@@ -28,7 +28,7 @@ def looks(model, encoded, senders=8):
 def of_two_blocks(kind):
     """Eight prompts, and what is measured of them, in several batches, once for all tests."""
     encoded = tiny_blocks.blocks(2)
-    return encoded, looks(shared_tiny(kind), encoded, senders=3)
+    return encoded, head_effects(shared_tiny(kind), encoded, senders=3)
 
 
 def attention_difference_of(weights, e):
@@ -125,7 +125,7 @@ def test_all_heads_swapped_at_once_equals_a_loop_over_layers_heads_and_positions
     encoded = tiny_blocks.blocks(
         1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()}
     )
-    result = looks(model, encoded, senders=1).logit_difference_all_swapped
+    result = head_effects(model, encoded, senders=1).logit_difference_all_swapped
     for i, (e, (plain, _)) in enumerate(zip(encoded, sent_z(model, encoded), strict=True)):
         start, stop = e.query_span
         sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
@@ -175,7 +175,7 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
         1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS
     )
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
-    result = looks(tiny("gpt2"), encoded)
+    result = head_effects(tiny("gpt2"), encoded)
     assert result.attention_difference.sel(query_of="labels exchanged").isnull().all()
     assert (
         result.attention_difference.sel(query_of="own").notnull().all()
@@ -219,14 +219,14 @@ def test_a_head_that_prefers_nothing_moves_nothing(float64):
     model, encoded = tiny("llama"), tiny_blocks.blocks(1)
     with torch.no_grad():  # no query of layer 0: its heads look at everything alike
         model.part(0, "attention").q_proj.weight.zero_()
-    result = looks(model, encoded)
+    result = head_effects(model, encoded)
     assert float(abs(result.attention_difference.sel(layer=0)).max()) < 1e-12
     assert float(abs(result.effect.sel(layer=0, contrast="attention swapped")).max()) < 1e-12
     assert float(abs(result.effect.sel(layer=1, contrast="attention swapped")).max()) > 1e-4
 
 
 def test_a_planted_relay_and_a_planted_suppressor_are_found():
-    result = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
+    result = head_effects(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
     choice = float(result.logit_difference.min())
     assert choice > 2  # nats: the model answers right
     own, other = result.attention_difference.mean("prompt")

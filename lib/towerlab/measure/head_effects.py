@@ -144,9 +144,11 @@ def single_head_effects(
             "attention_difference": torch.stack([own, theirs], 1),
         }
 
-    arrays = read_batches("looks", encoded, 2048, run)
+    arrays = read_batches("head_effects", encoded, 2048, run)
     names = {"query_of": QUERIES, "contrast": contrasts, "swapped_position": POSITIONS}
-    return observations("looks", encoded, arrays, **{dim: list(of) for dim, of in names.items()})
+    return observations(
+        "head_effects", encoded, arrays, **{dim: list(of) for dim, of in names.items()}
+    )
 
 
 @torch.inference_mode()
@@ -179,7 +181,7 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
     arrays = read_batches("path_effects", encoded, 2048, run)
     layer, number = np.reshape(heads, (-1, 2)).astype(int).T
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
-    return observations("looks", encoded, arrays, route=list(ROUTES), **senders)
+    return observations("head_effects", encoded, arrays, route=list(ROUTES), **senders)
 
 
 def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions batch"]:
@@ -215,7 +217,7 @@ def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     return torch.stack([is_last, from_query & (position < stop), from_query, every])
 
 
-def _looks(pipeline: Pipeline) -> xr.Dataset:
+def _head_effects(pipeline: Pipeline) -> xr.Dataset:
     """Measure the attention difference, the effects and the routes of every head by itself.
 
     The effect of all heads together is also measured. Sentences are long, so on sentences only
@@ -223,6 +225,6 @@ def _looks(pipeline: Pipeline) -> xr.Dataset:
     """
     words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
     contrasts = CONTRASTS if words else CONTRASTS[:1]
-    alone = pipeline.make("looks", Recipe(single_head_effects, encoded, (contrasts,)))
+    alone = pipeline.make("head_effects", Recipe(single_head_effects, encoded, (contrasts,)))
     senders = head_selection.by_effect(alone, SENDERS) if words else []
-    return alone.assign(pipeline.make("looks", Recipe(path_effects, encoded, (senders,))))
+    return alone.assign(pipeline.make("head_effects", Recipe(path_effects, encoded, (senders,))))

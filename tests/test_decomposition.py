@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import random_prompts
 from reference import Reference
-from towerlab.measure import case as module
-from towerlab.measure.case import parts
+from towerlab.measure import single_prompt as module
+from towerlab.measure.single_prompt import decomposition
 from towerlab.model import unembed
 from twotowers.heads import Head
 
@@ -18,7 +18,7 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     )  # all neurons, so that the search cannot miss one
     encoded = random_prompts(1)[0]
     heads = [Head(1, 0), Head(0, 1)]
-    data = parts(model, encoded, heads).isel(prompt=0)
+    data = decomposition(model, encoded, heads).isel(prompt=0)
     slow = Reference(model, encoded.ids)
     word = encoded.true_id
     assert float(data["sum_error"]) < 1e-12
