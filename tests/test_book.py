@@ -163,7 +163,7 @@ def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
     )
     assert (
         chapter.random_sets("a", "none", draws=3) == []
-        and "the rule names no none heads" in chapter.texts[-1]
+        and "the rule selects no heads for the set" in chapter.texts[-1]
     )
 
 

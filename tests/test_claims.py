@@ -66,7 +66,7 @@ def cell(column, value, line=3):
         (cell("id", "learned"), "line 3, id 'learned' twice"),
         (
             cell("heads", "writer", 6),
-            "line 6, heads 'writer': expected '', 'located', 'by writing'",
+            "line 6, heads 'writer': expected '', 'by attribution', 'by written logit difference'",
         ),
         (cell("control", "random"), "line 3, control 'random'"),
         (cell("rule", ""), "line 3, rule ''"),

@@ -179,7 +179,7 @@ def test_names_of_classes_alone_are_judged():
     assert judge_claim(claim(), "m", alone).verdict == claims.HOLDS
 
 
-SETS = {"by attention": [(0, 1)], "by writing": []}
+SETS = {"by attention": [(0, 1)], "by written logit difference": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
 NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="head_set"))
 RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="head_set")).assign_coords(
@@ -298,7 +298,7 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         (
             BY_ATTENTION,
             NAMED,
-            RANDOM.assign_coords(head_set=["by writing"]),
+            RANDOM.assign_coords(head_set=["by written logit difference"]),
             "missing set of heads 'by attention'",
         ),
     ],
@@ -312,8 +312,10 @@ def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
 
 @pytest.mark.parametrize("values", [SINGLE, NAMED])
 def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
-    with pytest.raises(NotTestable, match="the rule names no by writing"):
-        of_claim({"heads": "by writing", "control": "random sets"}, values)
+    with pytest.raises(
+        NotTestable, match="the rule selects no heads for the set 'by written logit difference'"
+    ):
+        of_claim({"heads": "by written logit difference", "control": "random sets"}, values)
 
 
 def test_means_over_sets_equal_a_loop():

@@ -48,7 +48,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         columns = explored[MODEL]["suites"][suite]["columns"]
         expected = head_selection.rankings(recorded_data("heads", suite))
         expected["increase"] = recorded_data("increases", suite)["increase"].mean("prompt")
-        for name in ("attention difference", "writing", "contribution", "increase"):
+        for name in ("attention difference", "written logit difference", "attribution", "increase"):
             values = expected[name].values.ravel()
             assert columns[name]["mean"] == pytest.approx(values, abs=6e-5)
     columns, singles = (

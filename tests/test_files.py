@@ -70,10 +70,13 @@ def test_a_measurement_comes_back_from_its_file(data, saved):
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
     data = heads(shared_tiny("gpt2"), blocks(2))
-    data["writing"][:6, 0, 0] = data["logit_difference"][:6] = values
+    data["written_logit_difference"][:6, 0, 0] = data["logit_difference"][:6] = values
     save("heads", data, tmp_path / "a.nc", {})
     again = files.load(tmp_path / "a.nc")
-    large, small = again["writing"].values[:6, 0, 0], again["logit_difference"].values[:6]
+    large, small = (
+        again["written_logit_difference"].values[:6, 0, 0],
+        again["logit_difference"].values[:6],
+    )
     np.testing.assert_array_equal(small, values.astype(np.float32))
     np.testing.assert_allclose(large, values, rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all()
@@ -83,13 +86,16 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     "change, message",
     [
         (lambda d: d.drop_vars("logit_difference"), "missing or unknown variables: logit_diff"),
-        (lambda d: d.assign(more=d["says"]), "missing or unknown variables: more"),
+        (lambda d: d.assign(more=d["top_answer"]), "missing or unknown variables: more"),
         (lambda d: d.isel(head_set=0).expand_dims("place"), r"'logit_difference' is over .'place'"),
         (
-            lambda d: d.assign(says=d["says"].assign_attrs(units="words")),
-            r"'says' is over .* in words",
+            lambda d: d.assign(top_answer=d["top_answer"].assign_attrs(units="words")),
+            r"'top_answer' is over .* in words",
         ),
-        (lambda d: d.assign_attrs(measurement="none such"), "variables: logit_difference, says"),
+        (
+            lambda d: d.assign_attrs(measurement="none such"),
+            "variables: logit_difference, top_answer",
+        ),
     ],
 )
 def test_another_form_is_refused_by_name(change, message, saved, tmp_path):

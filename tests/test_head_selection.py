@@ -17,9 +17,9 @@ from twotowers.settings import Settings
 def grid(accuracy):
     """Answers with these accuracies, {(k, separator): hits of 10}."""
     rows = [(k, s, 0 if i < hits else 1) for (k, s), hits in accuracy.items() for i in range(10)]
-    k, separator, says = zip(*rows, strict=True)
+    k, separator, answer = zip(*rows, strict=True)
     return xr.Dataset(
-        {"says": ("prompt", np.array(says))},
+        {"top_answer": ("prompt", np.array(answer))},
         {"k": ("prompt", list(k)), "separator": ("prompt", list(separator))},
     )
 
@@ -39,14 +39,15 @@ def test_the_best_learned_form_is_taken():
     )  # more than MAX_K cost too much
 
 
-def heads(attention, writing):
-    """One prompt, one layer: attention on a true and another label, and writing, of each head."""
+def heads(attention, written):
+    """One prompt, one layer: attention on a true and another label, and the written
+    logit difference, of each head."""
     places = np.array(attention)[None, None]
     shape = ("prompt", "layer", "head")
-    values = np.array(writing)[None, None]
+    values = np.array(written)[None, None]
     return xr.Dataset(
-        {"attention": ((*shape, "place"), places), "writing": (shape, values),
-         "contribution": (shape, values), "increase": (shape, -values)},
+        {"attention": ((*shape, "place"), places), "written_logit_difference": (shape, values),
+         "attribution": (shape, values), "increase": (shape, -values)},
         {"true": (("prompt", "place"), np.array([[True, False]]))},
     )  # fmt: skip
 
@@ -60,7 +61,10 @@ def test_of_a_form_that_is_given_in_part_the_rest_is_chosen():
 def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
     sets = head_selection.head_sets(four, k=2)
-    assert sets["by writing"] == [(0, 0), (0, 2)] and sets["by attention"] == [(0, 0), (0, 3)]
+    assert sets["by written logit difference"] == [(0, 0), (0, 2)] and sets["by attention"] == [
+        (0, 0),
+        (0, 3),
+    ]
     np.testing.assert_allclose(head_selection.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
 
 
@@ -71,7 +75,7 @@ def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
 
 def test_a_rule_may_name_no_heads():
     sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
-    assert sets["by writing"] == sets["by attention"] == []
+    assert sets["by written logit difference"] == sets["by attention"] == []
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])

@@ -85,7 +85,7 @@ def check_answer(got, e, run):
     np.testing.assert_allclose(
         [got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR
     )
-    assert int(got.says) == [*labels, top].index(top)
+    assert int(got.top_answer) == [*labels, top].index(top)
 
 
 def test_answers(pair, float64):
@@ -160,9 +160,9 @@ def test_what_heads_write(pair, float64):
             leads = [*map(lead, shares)]
             expected = {
                 "attention": at,
-                "contribution": at @ leads,
-                "writing": at @ (sign * leads),
-                "reading": (sign * leads).mean(),
+                "attribution": at @ leads,
+                "written_logit_difference": at @ (sign * leads),
+                "ov_logit_difference": (sign * leads).mean(),
             }
             for name, value in expected.items():
                 np.testing.assert_allclose(got[name], value, **NEAR)
@@ -195,7 +195,7 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
                 assert [int(at.own_rank), int(at.other_rank)] == [
                     1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)
                 ]
-                np.testing.assert_allclose(at.reading, bs[own] - bs[other], **NEAR)
+                np.testing.assert_allclose(at.ov_logit_difference, bs[own] - bs[other], **NEAR)
                 np.testing.assert_allclose(at.attention, run.weights[layer][head, -1, p], **NEAR)
 
 

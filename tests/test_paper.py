@@ -18,7 +18,7 @@ from towerlab.measure.paper import (
     listed_first,
     random_partners,
     summed_up,
-    with_readings,
+    with_label_reads,
 )
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.single_prompt import WEIGHTS, label_increases, single_prompt
@@ -34,7 +34,7 @@ SETS = ("a/b", "b/a")
 
 
 def measured(model, encoded):
-    return with_readings(model, encoded, increases(model, encoded))
+    return with_label_reads(model, encoded, increases(model, encoded))
 
 
 def encoded_of(tokenizer, n=2):
@@ -122,7 +122,7 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
     data = measured(model, encoded)
     assert list(data["word_set"].values) == list(SETS)
     reads = label_reads(model, encoded, [*map(Head.parse, data["named_head"].values)])
-    for name in ("own_rank", "attention", "reading"):
+    for name in ("own_rank", "attention", "ov_logit_difference"):
         np.testing.assert_allclose(
             data[name].transpose("prompt", "named_head", "place"), reads[name], **FLOAT64
         )

@@ -79,7 +79,10 @@ def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded, w
         )
     assert np.allclose(data["flipped_log_prob_true"], expected["log_prob_true"])
     assert np.allclose(data["flipped_log_prob_other"], expected["log_prob_other"])
-    assert np.allclose(data["reading"], label_reads(model, prompts, heads, ranks=False)["reading"])
+    assert np.allclose(
+        data["ov_logit_difference"],
+        label_reads(model, prompts, heads, ranks=False)["ov_logit_difference"],
+    )
     assert all(
         other.prompt.true_label != e.prompt.true_label
         for other, e in zip(others, prompts, strict=True)

@@ -194,7 +194,7 @@ def test_parts_are_whole_blocks_of_about_sixty_four_passes():
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     run = small(Pipeline)
     encoded = run.design.intervention()
-    splits = other_halves(run, "located", encoded)
+    splits = other_halves(run, "by attribution", encoded)
     assert {id(e) for own, _ in splits for e in own} == {*map(id, encoded)}
     selection = run.measured("selection")
     for own, heads in splits:
@@ -204,7 +204,9 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
             not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
             for pair, names in zip(selection["pair"].values, labels, strict=True)
         ]
-        assert heads == head_selection.head_sets(selection.isel(prompt=choose_them))["located"]
+        assert (
+            heads == head_selection.head_sets(selection.isel(prompt=choose_them))["by attribution"]
+        )
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):

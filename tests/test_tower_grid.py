@@ -31,7 +31,7 @@ def test_heads_that_lower_what_they_read_are_left_out():
     values = {
         "attention": ((*shape, "place"), np.concatenate([attention, 0.05 + 0 * attention], -1))
     }
-    values |= {"writing": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
+    values |= {"written_logit_difference": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
     heads = xr.Dataset(values, {"true": (("prompt", "place"), np.array([[True, False]]))})
     assert without_negative(heads, 5) == [Head(0, 1), Head(1, 0)]
 

@@ -115,7 +115,8 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     )
     assert heads is not None
     every = [("attention difference", head_selection.attention_difference(heads), False)]
-    every += [(name, heads[name], False) for name in ("writing", "contribution")]
+    for name in ("written_logit_difference", "attribution"):
+        every.append((name.replace("_", " "), heads[name], False))
     every += [("increase", increases["increase"], False)] if increases is not None else []
     every += _effect_columns(effects) if effects is not None else []
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
@@ -361,7 +362,7 @@ def script(folder: Path) -> str:
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {
         "attention difference": head_selection.MIN_ATTENTION_DIFFERENCE,
-        "writing": head_selection.MIN_WRITTEN,
+        "written logit difference": head_selection.MIN_WRITTEN,
         "top": head_selection.HEADS_PER_SET,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

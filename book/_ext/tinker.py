@@ -57,7 +57,7 @@ def heads(selection: Path) -> tuple[list[str], list[str]]:
         return [], []
     with xr.open_dataset(selection) as data:
         sets = head_selection.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
-    return list(map(str, sets["by writing"])), list(map(str, sets["by attention"]))
+    return list(map(str, sets["by written logit difference"])), list(map(str, sets["by attention"]))
 
 
 def prompts() -> dict[str, list[str]]:

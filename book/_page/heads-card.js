@@ -6,7 +6,7 @@
   const QUANTITIES = [
     ["attention difference", "attention difference"], ["… by text", "by text"],
     ["… by predicted label", "by predicted label"],
-    ["writes labels, nats", "writing"], ["adds to the right label, nats", "contribution"],
+    ["writes labels, nats", "written logit difference"], ["adds to the right label, nats", "attribution"],
     ["the paper’s increase, nats", "increase"], ["total effect of its attention, nats", "effect"],
     ["… direct", "direct effect"], ["sends which label, nats", "label sent"], ["sends which place, nats", "place sent"],
     ["lost without it, nats", "lost"],

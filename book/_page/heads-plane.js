@@ -4,7 +4,7 @@
 
   // What the axes show: two quantities, their titles, and where the lines stand first (a share of the choice where null).
   const AXES = {
-    ranking: { title: "attention difference against writing", x: "attention difference", y: "writing", bounds: ["attention difference", "writing"],
+    ranking: { title: "attention difference against written logit difference", x: "attention difference", y: "written logit difference", bounds: ["attention difference", "written logit difference"],
       names: ["prefers labels of the query’s class", "writes labels, nats"] },
     parts: { title: "attention by text, by predicted label", x: "by text", y: "by predicted label",
       bounds: ["attention difference", "attention difference"],

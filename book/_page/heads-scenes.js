@@ -31,11 +31,11 @@
         options: [["less likely", effect > least], ["as likely", Math.abs(effect) <= least], ["more likely", effect < -least]],
         after: `Its effect is ${number(effect)} nats: swapped, the right label gains. It attends by the label about to be said ` +
           `(${number(heads.mean("by predicted label", head))}) rather than by the text (${number(heads.mean("by text", head))}), and ` +
-          `writes against what it looks at (${number(heads.mean("writing", head))} nats).`,
+          `writes against what it looks at (${number(heads.mean("written logit difference", head))} nats).`,
       };
     } },
     { name: "One does both", model: "qwen2.5-coder-1.5b", texts: "words", axes: "parts", of: (heads) => {
-      const [head] = heads.ranked("contribution"), [looks, writes] = ["attention difference", "writing"].map((of) => heads.rank(of, head));
+      const [head] = heads.ranked("attribution"), [looks, writes] = ["attention difference", "written logit difference"].map((of) => heads.rank(of, head));
       return {
         head, before: `No head adds more to the right label than ${head}.`,
         question: `Among ${heads.total} heads, is it one of the first ${HIGH} in preferring, in writing, or in both?`,
@@ -47,11 +47,11 @@
       };
     } },
     { name: "A writer nobody needs", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
-      const [head] = heads.ranked("writing"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
+      const [head] = heads.ranked("written logit difference"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
       const i = heads.at(head), part = lost / heads.logit_difference;
       return {
         head, before: `No head writes more of the labels that it looks at than ${head}: ` +
-          `${number(heads.mean("writing", head))} nats.`,
+          `${number(heads.mean("written logit difference", head))} nats.`,
         question: "Take it out. How much of the choice between the labels is lost?",
         options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
           ["less than a tenth", part < 0.1]],
@@ -67,8 +67,8 @@
         options: [["yes", first === head], ["no, another head does", first !== head]],
         then: { texts: "sentences", beside: first === head ? "" : first },
         after: `On sentences ${first} does, with ${number(sentences.mean("attention difference", first))}; on words it is ` +
-          `${ordinal(heads.rank("attention difference", first))}. And it writes: ${number(sentences.mean("writing", first))} nats, ` +
-          `${ordinal(sentences.rank("writing", first))}. Which heads do what depends on the texts.`,
+          `${ordinal(heads.rank("attention difference", first))}. And it writes: ${number(sentences.mean("written logit difference", first))} nats, ` +
+          `${ordinal(sentences.rank("written logit difference", first))}. Which heads do what depends on the texts.`,
       };
     } },
   ];

@@ -2,10 +2,10 @@
 
     >>> chapter = open({"model": "smollm2-135m"})       # in a notebook: open(globals())
     >>> heads = chapter.measured("heads")               # {model: xarray.Dataset}
-    >>> heads["smollm2-135m"]["contribution"].sizes["layer"]
+    >>> heads["smollm2-135m"]["attribution"].sizes["layer"]
     30
     >>> sorted(chapter.sets["smollm2-135m"])
-    ['by attention', 'by writing', 'located']
+    ['by attention', 'by attribution', 'by written logit difference']
 
 Claims are judged and figures are shown only here. `chapter.figure("4.1", chart, "Caption.")` shows
 a chart, and `chapter.close()` writes the rows of evidence.
@@ -201,7 +201,7 @@ class Model:
         if name in values.coords.get("head_set", ()):
             return values.sel(head_set=name)
         if not self.sets.get(name):
-            raise NotTestable(f"the rule names no {name}")
+            raise NotTestable(f"the rule selects no heads for the set '{name}'")
         raise TwoTowersError(
             f"missing set of heads '{name}': expected it in the values and in the control; "
             "measure this set too"
@@ -218,7 +218,7 @@ class Model:
         splits = []
         for sets, evaluates in self.cross_fit_splits(values):
             if not sets.get(claim.heads):
-                raise NotTestable(f"the rule names no {claim.heads}")
+                raise NotTestable(f"the rule selects no heads for the set '{claim.heads}'")
             splits.append((sets[claim.heads], evaluates))
         chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
         draws = self.draw_random_sets(chosen) if claim.control == "random sets" else []
@@ -396,7 +396,7 @@ class Chapter(Measurements):
         heads = self.sets[model][name]
         try:
             if not heads:
-                raise NotTestable(f"the rule names no {name} heads")
+                raise NotTestable(f"the rule selects no heads for the set '{name}'")
             return list(
                 dict.fromkeys(
                     tuple(sorted(drawn))

@@ -98,8 +98,8 @@ class Claim(Statement):
     smallest_effect: Optional
     unit: Literal["nats", "share", "words of ten"]
     heads: Literal[
-        "", "located", "by writing", "by attention", "by increase", "paper's twelve",
-        "1% of the heads",
+        "", "by attribution", "by written logit difference", "by attention", "by increase",
+        "paper's twelve", "1% of the heads",
     ]  # fmt: skip
     control: Literal["random sets", "random sets and directions", "none"]
     rule: Text

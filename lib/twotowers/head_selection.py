@@ -6,7 +6,7 @@ at most MAX_K demonstrations of each class. Ties go to fewer demonstrations.
 
 Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 
-- `located`: the contribution to the logit difference from label positions.
+- `by attribution`: the contribution to the logit difference from label positions.
 - `by writing`: attention times reading of a label, whichever it is; above MIN_WRITTEN nats.
 - `by attention`: the attention difference, labels of the query's class minus the others.
 - `by increase`: the paper's increase, if it is given (`with_increase`).
@@ -33,19 +33,22 @@ MAX_K = 4
 MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
 RANDOM_LISTS, SINGLE_HEADS = 1000, 20
 """Number of random lists for a list of heads, and of other heads for a single head"""
-RANKINGS = ("contribution", "increase", "attention difference", "writing")
+RANKINGS = ("attribution", "increase", "attention difference", "written logit difference")
 
 
 def form(templates: xr.Dataset) -> Form:
     """Return the best-learned prompt template of the grid.
 
     Args:
-        templates: Measurement "templates": `says` over prompts with coordinates k and separator.
+        templates: Measurement "templates": `top_answer` over prompts with coordinates k and
+            separator.
     """
-    table = templates["says"].to_dataframe()
+    table = templates["top_answer"].to_dataframe()
     table = table[table["k"] <= max(MAX_K, table["k"].min())]
     # The groups are sorted by k: of equal accuracies the smallest k comes first.
-    k, separator = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
+    k, separator = (
+        (table["top_answer"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
+    )
     return Form(int(k), str(separator))
 
 
@@ -81,7 +84,7 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
         Means over prompts (layer, head). A larger value means a higher rank.
     """
     values = {"attention difference": attention_difference(heads)} | {
-        name: heads[name] for name in RANKINGS if name in heads
+        name: heads[variable] for name in RANKINGS if (variable := name.replace(" ", "_")) in heads
     }
     return {name: values[name].mean("prompt") for name in RANKINGS if name in values}
 
@@ -131,8 +134,8 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
     """
     means = rankings(heads)
     sets = {
-        "located": top_heads(means["contribution"], k),
-        "by writing": top_heads(means["writing"], k, MIN_WRITTEN),
+        "by attribution": top_heads(means["attribution"], k),
+        "by written logit difference": top_heads(means["written logit difference"], k, MIN_WRITTEN),
         "by attention": top_heads(means["attention difference"], k),
     }
     return sets | ({"by increase": top_heads(means["increase"], k)} if "increase" in means else {})

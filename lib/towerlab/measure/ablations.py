@@ -60,8 +60,8 @@ def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.D
         sets: Name -> heads.
 
     Returns:
-        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over
-        (head_set, prompt). `head_set` are "none", the plain run, and the names of `sets`.
+        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
+        over (head_set, prompt). `head_set` are "none", the plain run, and the names of `sets`.
     """
     runs = {NONE: (), **sets}
     arrays = _ablated(model, encoded, list(runs.values()), "all")
@@ -226,9 +226,11 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
 def _knockouts(pipeline: Pipeline) -> Recipe:
     """Knock out attention below cuts spread over the layers.
 
-    One of the cuts is at the layer of the first head by writing.
+    One of the cuts is at the layer of the first head by written logit difference.
     """
     sets = present(pipeline.head_sets)
-    first = min(layer for layer, _ in sets.get("by writing") or sets["located"])
+    first = min(
+        layer for layer, _ in sets.get("by written logit difference") or sets["by attribution"]
+    )
     cuts = sorted({*default_cuts(pipeline.model.n_layers), first})
     return Recipe(knockouts, pipeline.design.intervention(), (cuts,))

@@ -32,8 +32,8 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
         encoded: Prompts.
 
     Returns:
-        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over
-        (prompt,).
+        Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
+        over (prompt,).
     """
     arrays = read_batches(
         "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))

@@ -1,4 +1,4 @@
-"""Attention, reading, writing and increase of every head of the model.
+"""Attention, logit differences and increase of every head of the model.
 
 Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
@@ -43,13 +43,13 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
         - `attention` (prompt, layer, head, place). Attention on every label. Its logarithm is the
           score before the softmax (nats), except for a constant of the prompt and head, so scores
           are compared by it.
-        - `reading` (prompt, layer, head). Logit of a label's own token minus that of the other
-          label in the value-output vector of its position, mean over label positions (nats). Above
-          zero, the head would write the label at that position.
-        - `writing` (prompt, layer, head). The same logit difference with each position weighted by
-          its attention, `sum alpha reading` (nats): the amount that the head writes of the labels
-          that it attends to, right or wrong.
-        - `contribution` (prompt, layer, head). Logit of the true label minus the other label in the
+        - `ov_logit_difference` (prompt, layer, head). Logit of a label's own token minus that of
+          the other label in the value-output vector of its position, mean over label positions
+          (nats). Above zero, the head would write the label at that position.
+        - `written_logit_difference` (prompt, layer, head). The same logit difference with each
+          position weighted by its attention, `sum alpha ov` (nats): the amount that the head writes
+          of the labels that it attends to, right or wrong.
+        - `attribution` (prompt, layer, head). Logit of the true label minus the other label in the
           head's output from all label positions, `sum alpha vo` (nats). It equals the difference of
           the paper's increases.
         - `block_logit_difference` (prompt, layer, kind). Addition of an attention or FFN block to
@@ -57,15 +57,16 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
     """
 
     def read(capture: Capture) -> Tensors:
-        attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
-        written = attention.to(readings) * readings
+        attention = at_labels(capture, capture.weights)
+        differences = ov_logit_differences(capture, model)
+        written = attention.to(differences) * differences
         outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
         rows = logit_difference_rows(capture, model)
         return {
             "attention": attention.float(),
-            "reading": readings.mean(-1),
-            "writing": written.sum(-1),
-            "contribution": (written * own_label_sign(capture, readings)[:, None, None]).sum(-1),
+            "ov_logit_difference": differences.mean(-1),
+            "written_logit_difference": written.sum(-1),
+            "attribution": (written * own_label_sign(capture, differences)[:, None, None]).sum(-1),
             "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
             **answers_in(capture),
         }
@@ -80,7 +81,7 @@ def _tokens_at_once(model: Model) -> int:
     return 512 if model.device.type == "cpu" else 16_384
 
 
-def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
+def ov_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
     """Return the logit difference of each label in the value-output vector of its position.
 
     The difference is the logit of the position's own label minus that of the other label.
@@ -123,7 +124,7 @@ def _selection(pipeline: Pipeline) -> Recipe:
 
 
 def _heads(pipeline: Pipeline) -> Recipe:
-    """Measure attention, reading and writing of every head on the evaluation blocks."""
+    """Measure attention and logit differences of every head on the evaluation blocks."""
     return Recipe(heads, pipeline.design.evaluation())
 
 

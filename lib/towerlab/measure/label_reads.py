@@ -25,7 +25,7 @@ from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 
-from towerlab.measure.heads import at_labels, label_readings
+from towerlab.measure.heads import at_labels, ov_logit_differences
 from towerlab.measure.observations import ANSWERS, Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -46,7 +46,7 @@ LISTED = ("prompt", "listed_head", "place")
 def label_reads(
     model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
 ) -> xr.Dataset:
-    """Compute the ranks, attention and reading of heads at each label, and the model's answers.
+    """Compute ranks, attention and OV logit differences of heads at each label, and answers.
 
     Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
     for every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` keeps all
@@ -67,9 +67,9 @@ def label_reads(
           A head that writes one word from every position ranks both labels alike, averaged over
           places. The paper's MRR averages 1 / `own_rank` (v1 section 4.3).
         - `attention`. Weight of the last position on the label position.
-        - `reading`. Logit of the label's own token minus that of the other label in vo, with the
-          final norm's scale frozen (nats). Times `attention` it is the position's addition to the
-          logit difference of its label (EMNLP: "logit minus", as summarised).
+        - `ov_logit_difference`. Logit of the label's own token minus that of the other label in vo,
+          with the final norm's scale frozen (nats). Times `attention` it is the position's addition
+          to the logit difference of its label (EMNLP: "logit minus", as summarised).
     """
     layers, numbers = map(list, zip(*heads, strict=True))
 
@@ -80,7 +80,7 @@ def label_reads(
                 [label_values(capture, model, layer)[:, head] for layer, head in heads], 1
             ),
             "attention": at_labels(capture, capture.weights)[:, layers, numbers],
-            "reading": label_readings(capture, model)[:, layers, numbers],
+            "ov_logit_difference": ov_logit_differences(capture, model)[:, layers, numbers],
         }
 
     each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
@@ -156,21 +156,26 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
 
 
 def _label_reads(pipeline: Pipeline) -> Recipe:
-    """Measure ranks, attention and reading at labels, for the heads of all sets and random sets.
+    """Measure ranks, attention and OV logit differences of all sets of heads at labels.
 
-    The random sets are matched to the heads by attribution.
+    Random sets that are matched to the heads by attribution are also measured.
     """
     sets = present(pipeline.head_sets)
-    random = random_sets(pipeline, {"located": pipeline.head_sets["located"]})["located"]
+    random = random_sets(pipeline, {"by attribution": pipeline.head_sets["by attribution"]})[
+        "by attribution"
+    ]
     each = list(dict.fromkeys(head for heads in [*sets.values(), *random] for head in heads))
     return Recipe(label_reads, pipeline.design.intervention(), (each,))
 
 
 def _query_key_vectors(pipeline: Pipeline) -> Recipe:
-    """Measure queries and keys, as vectors, of the best head by attention and by writing."""
+    """Measure queries and keys of the best head by attention and by written logit difference."""
     if not pipeline.head_sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = [*pipeline.head_sets["by attention"][:1], *pipeline.head_sets["by writing"][:1]]
+    best = [
+        *pipeline.head_sets["by attention"][:1],
+        *pipeline.head_sets["by written logit difference"][:1],
+    ]
     return Recipe(query_key_vectors, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
 
 
@@ -311,6 +316,6 @@ def _top_tokens(pipeline: Pipeline) -> xr.Dataset:
     The prompts are one block of every class pair.
     """
     design, sets = pipeline.design, pipeline.head_sets
-    heads = dict.fromkeys([*sets["located"][:3], *sets["by attention"][:2]])
+    heads = dict.fromkeys([*sets["by attribution"][:3], *sets["by attention"][:2]])
     encoded = design.encode(design.blocks(len(design.intervention_pairs), EVALUATION))
     return top_tokens(pipeline.model, list(heads), encoded)

@@ -197,7 +197,7 @@ def _mitigations(pipeline: Pipeline) -> Recipe:
     """
     design = pipeline.design
     check_one_can_go(design)
-    sets = present(pipeline.head_sets, "located")
+    sets = present(pipeline.head_sets, "by attribution")
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
     random = random_sets(pipeline, sets, AT_LAST)
     return Recipe(remedied, design.intervention(), (changes,), sets, random)

@@ -32,7 +32,7 @@ from towerlab.progress import progress
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Prompts, batches
 
-ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "says")
+ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "top_answer")
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
 """Name -> values (batch, ...)"""
@@ -216,8 +216,8 @@ def answers_of(
 
     Returns:
         Variables (batch, *versions): `log_prob_true` and `log_prob_other` (nats), their difference
-        `logit_difference` (nats), and `says`, the top token (0 true label, 1 other label, 2 another
-        token).
+        `logit_difference` (nats), and `top_answer`, the top token (0 true label, 1 other label, 2
+        another token).
 
     Raises:
         TwoTowersError: If numbers are not finite. An average over them would look like a result.
@@ -226,10 +226,10 @@ def answers_of(
         raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
     true, other = log_prob.unbind(-1)
     is_label = top[..., None] == torch.tensor([e.label_pair for e in batch])
-    says = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
+    top_answer = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
     return {
         name: x.movedim(-1, 0)
-        for name, x in zip(ANSWERS, (true, other, true - other, says), strict=True)
+        for name, x in zip(ANSWERS, (true, other, true - other, top_answer), strict=True)
     }
 
 

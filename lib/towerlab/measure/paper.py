@@ -100,7 +100,7 @@ def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
     return list(dict.fromkeys([*in_context_heads(paper, name), *(Head(*at) for at in every)]))
 
 
-def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
+def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
     """Return the increases of prompts with their lists of heads, and these heads' label reads.
 
     Args:
@@ -114,8 +114,8 @@ def with_readings(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Datase
         - `in_context_head`, `random_head` (word_set, rank). Names, such as "22-0", of the heads
           with the largest mean increase on a set, and of a random head for each of them
           (`random_partners`).
-        - `own_rank`, `attention`, `reading` (prompt, named_head, place). Values of `label_reads` of
-          every head in these lists.
+        - `own_rank`, `attention`, `ov_logit_difference` (prompt, named_head, place). Values of
+          `label_reads` of every head in these lists.
     """
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
     first = [in_context_heads(data, name) for name in sets]
@@ -238,7 +238,7 @@ def _paper(pipeline: Pipeline) -> xr.Dataset:
     design = pipeline.design
     encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
     data = pipeline.make("paper", Recipe(increases, encoded))
-    return with_readings(pipeline.model, encoded, data)
+    return with_label_reads(pipeline.model, encoded, data)
 
 
 def _paper_changes(pipeline: Pipeline) -> xr.Dataset:

@@ -80,7 +80,7 @@ def twelve(
 
 
 def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
-    """Compute the attention and reading of heads at labels, with two queries.
+    """Compute the attention and OV logit difference of heads at labels, with two queries.
 
     The queries are the prompt's own, and one of the other class.
 
@@ -94,8 +94,8 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
 
         - `attention` (change, prompt, named_head, place). Attention with the prompt's own query and
           with the other query.
-        - `reading` (prompt, named_head, place). The place's own label's logit minus the other
-          label's (nats). Attention x reading is the "logit minus" of the label at the place.
+        - `ov_logit_difference` (prompt, named_head, place). The place's own label's logit minus the
+          other label's (nats). Attention x this is the "logit minus" of the label at the place.
         - `flipped_log_prob_true`, `flipped_log_prob_other` (prompt). Answers to the other query
           (nats).
     """
@@ -103,7 +103,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
     plain, flipped = (label_reads(model, prompts, heads, ranks=False) for prompts in changed)
     arrays = {
         "attention": np.stack([plain["attention"], flipped["attention"]], 1),
-        "reading": plain["reading"].values,
+        "ov_logit_difference": plain["ov_logit_difference"].values,
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
@@ -166,7 +166,7 @@ def mean_increases(
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """Select and ablate the EMNLP version's twelve heads, foo-heads and bar-heads.
 
-    Their attention and reading at labels are also measured.
+    Their attention and OV logit difference at labels are also measured.
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")

@@ -222,7 +222,7 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
 
 
 def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tensor, int]:
-    """Return `sum_error` and `n_parts` of `decomposition`; vectors of heads are sums over positions."""
+    """Return `sum_error` and `n_parts`; vectors of heads are sums over positions."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
     for layer in range(model.n_layers):

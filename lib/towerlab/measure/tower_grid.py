@@ -235,7 +235,7 @@ def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
     """
     means = head_selection.rankings(selection)
     return head_selection.top_heads(
-        means["attention difference"].where(means["writing"] > 0, -1.0), k
+        means["attention difference"].where(means["written logit difference"] > 0, -1.0), k
     )
 
 
