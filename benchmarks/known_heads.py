@@ -215,7 +215,7 @@ def _task_mean(
     by_class: dict[str, list[int]] = {cls: [] for cls, _ in task}
     for j, e in enumerate(encoded):
         if e.prompt.block != prompt.block and _task(e.prompt) == task:
-            by_class[e.prompt.cls].append(j)
+            by_class[e.prompt.query_class].append(j)
     if not all(by_class.values()):
         raise TwoTowersError(f"too few blocks of the task {task}: each class must be asked")
     return torch.stack([z[rows].mean(0) for rows in by_class.values()]).mean(0)
@@ -224,7 +224,7 @@ def _task_mean(
 def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     """Return each class with its label, in the order of the class names."""
     demonstrations = {(d.cls, d.label) for d in prompt.demonstrations}
-    return tuple(sorted({(prompt.cls, prompt.true_label), *demonstrations}))
+    return tuple(sorted({(prompt.query_class, prompt.true_label), *demonstrations}))
 
 
 def _shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:

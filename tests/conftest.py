@@ -305,7 +305,7 @@ def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:
     for i, e in enumerate(random_prompts(n, (14,), seed)):
         true = ("foo", "bar")[i % 2]
         demonstrations = tuple(replace(d, cls=classes[d.label]) for d in e.prompt.demonstrations)
-        about = dict(cls=classes[true], true_label=true, dataset="number/animal", block=i)
+        about = dict(query_class=classes[true], true_label=true, dataset="number/animal", block=i)
         out.append(replace(e, prompt=replace(e.prompt, demonstrations=demonstrations, **about)))
     return out
 

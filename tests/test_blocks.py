@@ -30,7 +30,7 @@ def test_a_block_is_an_order_and_its_mirror_under_both_assignments(n, k, seed):
         assert len({frozenset(d.text for d in p.demonstrations) for p in four}) == 1
         for p in four:
             assigned = {(d.cls, d.label) for d in p.demonstrations}
-            assert (p.cls, p.true_label) in assigned and len(assigned) == 2
+            assert (p.query_class, p.true_label) in assigned and len(assigned) == 2
         assert four[0].query not in {d.text for d in four[0].demonstrations}
 
 
@@ -41,7 +41,7 @@ def test_pairs_labels_and_classes_take_turns():
     for pair in class_pairs():
         of_pair = [p for p in prompts if p.dataset == pair]
         assert len({p.labels for p in of_pair}) == len(label_pairs()) == 10
-        assert Counter(p.cls for p in of_pair) == dict.fromkeys(pair.split("/"), 5)
+        assert Counter(p.query_class for p in of_pair) == dict.fromkeys(pair.split("/"), 5)
 
 
 def test_the_same_seed_gives_the_same_prompts():

@@ -22,8 +22,8 @@ def prompts(n=120):
     pair = [PAIRS[i % 10] for i in range(n)]
     labels = [pair[i] if i // 10 % 10 == 9 else LABELS[i // 10 % 3] for i in range(n)]
     return {
-        "pair": ("prompt", pair),
-        "labels": ("prompt", labels),
+        "class_pair": ("prompt", pair),
+        "label_pair": ("prompt", labels),
         "block": ("prompt", np.arange(n) // 4),
     }
 

@@ -36,7 +36,7 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
         assert float(data["increase_last"][layer, head]) == pytest.approx(last, abs=1e-9)
     for position in range(length):
         by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
-        assert float(data["position_increase"].sel(named_head="1-0")[position]) == pytest.approx(
+        assert float(data["position_increase"].sel(selected_head="1-0")[position]) == pytest.approx(
             by_hand, abs=1e-9
         )
     states = [

@@ -32,8 +32,8 @@ def prompts(of_pairs, each=4, spread=0.0):
         [-1, 1], len(of_pairs) * each // 2
     )
     coords = {
-        "pair": np.repeat(list("abcdefgh")[: len(of_pairs)], each),
-        "labels": np.full(len(values), "foo/bar"),
+        "class_pair": np.repeat(list("abcdefgh")[: len(of_pairs)], each),
+        "label_pair": np.full(len(values), "foo/bar"),
     }
     return xr.DataArray(
         values,
@@ -141,7 +141,7 @@ def test_a_row_tells_effect_control_and_share():
 def names(values):
     """The same prompts, the last one with names of classes as labels."""
     return values.assign_coords(
-        labels=("prompt", [*values["labels"].values[:-1], values["pair"].values[-1]])
+        label_pair=("prompt", [*values["label_pair"].values[:-1], values["class_pair"].values[-1]])
     )
 
 
@@ -153,7 +153,7 @@ def names(values):
             {},
             r"of values: expected \(prompt\), got \(layer, prompt\); take means",
         ),
-        (prompts(UP).drop_vars("labels"), {}, "missing coordinate 'labels'"),
+        (prompts(UP).drop_vars("label_pair"), {}, "missing coordinate 'label_pair'"),
         (prompts(UP), {"denominator": prompts(UP[:3])}, "whole differ in their prompts"),
         (prompts(UP), {"denominator": prompts([1.0, np.nan, 1.0, 1.0])}, "expected finite numbers"),
         (
@@ -175,7 +175,7 @@ def test_what_would_be_judged_wrongly_is_refused(values, others, message):
 
 
 def test_names_of_classes_alone_are_judged():
-    alone = prompts(UP).assign_coords(labels=prompts(UP)["pair"])
+    alone = prompts(UP).assign_coords(label_pair=prompts(UP)["class_pair"])
     assert judge_claim(claim(), "m", alone).verdict == claims.HOLDS
 
 
@@ -244,14 +244,20 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
 
     def cross_fit_splits(values):
         for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
-            yield {"by attention": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
+            yield (
+                {"by attention": heads},
+                values.isel(prompt=np.isin(values["class_pair"], list(pairs))),
+            )
 
     effect, control = of_claim(BY_ATTENTION, values, splits=cross_fit_splits)
     np.testing.assert_allclose(
-        effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10)
+        effect, prompts(UP) + np.where(np.isin(effect["class_pair"], ["b", "d"]), 20, 10)
     )
     np.testing.assert_allclose(control[0], effect)  # each has its own partner in its turn
-    assert control.dims == ("random_set", "prompt") and set(effect.coords) == {"pair", "labels"}
+    assert control.dims == ("random_set", "prompt") and set(effect.coords) == {
+        "class_pair",
+        "label_pair",
+    }
     assert judge_claim(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
@@ -275,9 +281,9 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         ({}, SINGLE, None, r"of values: expected \(prompt\), got .* first, or name the"),
         (
             BY_ATTENTION,
-            SINGLE.expand_dims(place=2),
+            SINGLE.expand_dims(demonstration=2),
             None,
-            r"of values: expected \(prompt\), got \(place, prompt\)",
+            r"of values: expected \(prompt\), got \(demonstration, prompt\)",
         ),
         (
             BY_ATTENTION,

@@ -114,9 +114,9 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
     explorer.controls["head"].label = "18-6"
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=0).values)
     assert [*explorer.frame.index] == [
-        f"{i}" + ", true" * bool(true) for i, true in enumerate(data.true.values[0], 1)
+        f"{i}" + ", true" * bool(true) for i, true in enumerate(data.is_true_label.values[0], 1)
     ]
-    at = (data["pair"] == "animal/country").values
+    at = (data["class_pair"] == "animal/country").values
     for label, some in (("animal/country", at), ("all", at | True)):
         explorer.controls["prompts"].label = label
         assert f"mean over prompts: {some.sum()}" in explorer.html
@@ -134,7 +134,9 @@ def test_without_a_file_nothing_is_shown_and_another_model_stands_in(chapter, sh
 
 def one_file():
     """A measurement of two heads on two prompts, whose texts hold signs of HTML."""
-    prompts = {name: ("prompt", ["<b>", "y"]) for name in ("text", "query", "pair", "labels")}
+    prompts = {
+        name: ("prompt", ["<b>", "y"]) for name in ("text", "query", "class_pair", "label_pair")
+    }
     values = xr.DataArray(
         np.arange(4.0).reshape(2, 1, 2), dims=("prompt", "layer", "head"), attrs={"units": "nats"}
     )
@@ -142,5 +144,5 @@ def one_file():
 
 
 def test_texts_are_escaped(shown):
-    html = explore.explorer({"a": one_file()}, "pair").children[2].value
+    html = explore.explorer({"a": one_file()}, "class_pair").children[2].value
     assert "&lt;b&gt;" in html and "<b>" not in html

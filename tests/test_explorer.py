@@ -55,7 +55,9 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         explored[MODEL]["suites"]["words"]["columns"],
         recorded_data("single_head_ablations"),
     )
-    own = recorded_data("head_effects")["attention_difference"].sel(query_of="own").mean("prompt")
+    own = (
+        recorded_data("head_effects")["attention_difference"].sel(query_source="own").mean("prompt")
+    )
     for layer, head in ((18, 6), (24, 4)):
         i = layer * 9 + head
         of = intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))

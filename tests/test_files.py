@@ -57,7 +57,7 @@ def test_random_sets_are_a_dimension(data, measure):
 
 def test_a_measurement_comes_back_from_its_file(data, saved):
     again = files.load(saved)
-    assert again["pair"].dims == ("prompt",) and again.attrs["model"] == "m"
+    assert again["class_pair"].dims == ("prompt",) and again.attrs["model"] == "m"
     assert again.attrs["measurement"] == "ablations" and set(again.data_vars) == set(
         variables()["ablations"]
     )
@@ -87,7 +87,10 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     [
         (lambda d: d.drop_vars("logit_difference"), "missing or unknown variables: logit_diff"),
         (lambda d: d.assign(more=d["top_answer"]), "missing or unknown variables: more"),
-        (lambda d: d.isel(head_set=0).expand_dims("place"), r"'logit_difference' is over .'place'"),
+        (
+            lambda d: d.isel(head_set=0).expand_dims("demonstration"),
+            r"'logit_difference' is over .'demonstration'",
+        ),
         (
             lambda d: d.assign(top_answer=d["top_answer"].assign_attrs(units="words")),
             r"'top_answer' is over .* in words",

@@ -81,8 +81,8 @@ def test_attention_differences_are_those_of_the_definition(model, small_batches)
     encoded, result = of_two_blocks(model.name)
     other = donors_of(encoded)["labels exchanged"]
     difference = (
-        result.attention_difference.transpose("query_of", "prompt", "layer", "head")
-        .sel(query_of=["own", "labels exchanged"])
+        result.attention_difference.transpose("query_source", "prompt", "layer", "head")
+        .sel(query_source=["own", "labels exchanged"])
         .values
     )
     runs = [run(model, e) for e in encoded]
@@ -176,9 +176,9 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
     )
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
     result = head_effects(tiny("gpt2"), encoded)
-    assert result.attention_difference.sel(query_of="labels exchanged").isnull().all()
+    assert result.attention_difference.sel(query_source="labels exchanged").isnull().all()
     assert (
-        result.attention_difference.sel(query_of="own").notnull().all()
+        result.attention_difference.sel(query_source="own").notnull().all()
         and result.effect.notnull().all()
     )
 

@@ -46,9 +46,9 @@ def heads(attention, written):
     shape = ("prompt", "layer", "head")
     values = np.array(written)[None, None]
     return xr.Dataset(
-        {"attention": ((*shape, "place"), places), "written_logit_difference": (shape, values),
-         "attribution": (shape, values), "increase": (shape, -values)},
-        {"true": (("prompt", "place"), np.array([[True, False]]))},
+        {"attention": ((*shape, "demonstration"), places), "increase": (shape, -values),
+         "written_logit_difference": (shape, values), "attribution": (shape, values)},
+        {"is_true_label": (("prompt", "demonstration"), np.array([[True, False]]))},
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_heads_by_effect_have_the_largest_of_either_sign():
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = head_selection.select_heads(values, [Head(1, 2), Head(0, 1)])
-    assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == [
+    assert picked.values.tolist() == [5.0, 1.0] and picked["selected_head"].values.tolist() == [
         "1-2",
         "0-1",
     ]
@@ -138,8 +138,8 @@ def of_names(pairs, labels):
     """A prompt of every class pair with every label pair."""
     both = [(pair, label) for pair in pairs for label in labels]
     coordinates = {
-        "pair": ("prompt", [pair for pair, _ in both]),
-        "labels": ("prompt", [label for _, label in both]),
+        "class_pair": ("prompt", [pair for pair, _ in both]),
+        "label_pair": ("prompt", [label for _, label in both]),
     }
     return xr.Dataset({"x": ("prompt", range(len(both)))}, coordinates)
 
@@ -158,7 +158,9 @@ def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judge
         located, *([] if others is None else [judging])
     ):
         assert chooses.sizes["prompt"]
-        assert not set(chooses["pair"].values) & set(judges["pair"].values)
-        assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)
+        assert not set(chooses["class_pair"].values) & set(judges["class_pair"].values)
+        assert len(labels) == 1 or not set(chooses["label_pair"].values) & set(
+            judges["label_pair"].values
+        )
         numbers += list(judges["x"].values)
     assert sorted(numbers) == list(range(judging.sizes["prompt"]))

@@ -172,17 +172,17 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
     listed = [Head(0, 1), Head(1, 0), Head(1, by_hand.heads - 1)]
     data, of_towers = label_reads(model, encoded, listed), query_key_vectors(model, encoded, listed)
-    assert list(data["listed_head"].values) == [str(head) for head in listed]
+    assert list(data["selected_head"].values) == [str(head) for head in listed]
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
-            vectors = of_towers.isel(prompt=i, listed_head=j)
+            vectors = of_towers.isel(prompt=i, selected_head=j)
             np.testing.assert_allclose(
                 vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **NEAR
             )
             np.testing.assert_allclose(
                 vectors.key_vector, run.k[layer][head][list(e.label_positions)], **NEAR
             )
-            for place, (p, shown) in enumerate(
+            for number, (p, shown) in enumerate(
                 zip(e.label_positions, e.prompt.demonstrations, strict=True)
             ):
                 bs = by_hand.projected(
@@ -191,7 +191,7 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
                 )
                 own = e.label_ids[shown.label]
                 (other,) = {*e.label_ids.values()} - {e.label_ids[shown.label]}
-                at = data.isel(prompt=i, listed_head=j, place=place)
+                at = data.isel(prompt=i, selected_head=j, demonstration=number)
                 assert [int(at.own_rank), int(at.other_rank)] == [
                     1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)
                 ]
@@ -304,7 +304,7 @@ def test_directions_and_both_towers_moved(pair, float64):
     scale, group = by_hand.score_scale(), by_hand.heads // by_hand.kv_heads
     queries, keys = ({"a": [], "b": []} for _ in range(2))
     for e, run in zip(encoded, runs, strict=True):
-        queries[e.prompt.cls].append([x[:, -1] * scale for x in run.q])
+        queries[e.prompt.query_class].append([x[:, -1] * scale for x in run.q])
         for p, shown in zip(e.label_positions, e.prompt.demonstrations, strict=True):
             keys[shown.cls].append([x[::group, p] for x in run.k])
     query, key = (np.mean(x["a"], 0) - np.mean(x["b"], 0) for x in (queries, keys))

@@ -12,7 +12,7 @@ from twotowers.intervals import MIN_EQUAL, mean, means, ratio, table
 
 
 def prompts(values, pair, labels):
-    coords = {"pair": ("prompt", list(pair)), "labels": ("prompt", list(labels))}
+    coords = {"class_pair": ("prompt", list(pair)), "label_pair": ("prompt", list(labels))}
     return xr.DataArray(np.asarray(values, dtype=float), dims="prompt", coords=coords)
 
 
@@ -20,18 +20,21 @@ def test_with_one_factor_it_is_students_t_over_cluster_means():
     values = prompts([0.5, 1.5, 2.0, 2.0, 3.0, 6.0, 6.0], "aabbcdd", "x" * 7)
     of_clusters = np.array([1.0, 2.0, 3.0, 6.0])
     low, high = scipy.stats.t.interval(0.95, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
-    for result in (mean(values, ["pair"]), mean(values)):  # one label pair only: class pairs alone
+    for result in (
+        mean(values, ["class_pair"]),
+        mean(values),
+    ):  # one label pair only: class pairs alone
         np.testing.assert_allclose([result.estimate, result.low, result.high], [3.0, low, high])
         narrow = scipy.stats.t.interval(0.9, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
         np.testing.assert_allclose([result.low90, result.high90], narrow)
         np.testing.assert_allclose(result.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
-    assert mean(values, ["pair"]).n == (4,) and mean(values).n == (4, 1)
+    assert mean(values, ["class_pair"]).n == (4,) and mean(values).n == (4, 1)
 
 
 def slow_variances(values):
     """Variances of the mean of class pairs' means with clusters of class pairs, label pairs, cells:
     sums over all pairs of prompts."""
-    pair, labels, x = values.pair.values, values.labels.values, values.values
+    pair, labels, x = values.class_pair.values, values.label_pair.values, values.values
     weights = np.array([1 / (len(set(pair)) * (pair == p).sum()) for p in pair])
     residuals = weights * (x - weights @ x)
     out = []
@@ -159,8 +162,8 @@ def test_a_few_class_pairs_that_are_all_alike_have_no_interval(share):
     for pairs in (2, 5, 6):
         right = np.tile([True] * int(4 * share) + [False] * int(4 - 4 * share), pairs)
         part = prompts(right, np.repeat(list("abcdef")[:pairs], 4), np.tile(list("xyzw"), pairs))
-        for labels in (part["labels"].values, ["x"] * len(right)):
-            result = mean((part > 0).assign_coords(labels=("prompt", labels)), ["pair"])
+        for labels in (part["label_pair"].values, ["x"] * len(right)):
+            result = mean((part > 0).assign_coords(label_pair=("prompt", labels)), ["class_pair"])
             assert result.estimate == pytest.approx(share) and np.isnan(result.low) == np.isnan(
                 result.p
             )
@@ -169,7 +172,7 @@ def test_a_few_class_pairs_that_are_all_alike_have_no_interval(share):
         assert np.isnan(ratio(whole / 2, whole).low) == (pairs < MIN_EQUAL)
 
 
-@pytest.mark.parametrize("clusters", [["pair", "labels"], ["labels"]])
+@pytest.mark.parametrize("clusters", [["class_pair", "label_pair"], ["label_pair"]])
 def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
     part = prompts([1.0, 2.0, 4.0, 2.5, 3.0], "aabbc", "xyxyx")
     for whole in (None, part + 9):
@@ -194,7 +197,10 @@ def test_means_of_many_equal_the_mean_of_each():
         (prompts([1.0, np.nan, 2.0], "abc", "xxx"), "cannot use 1 of 3 values"),
         (prompts([1.0, np.inf, 2.0], "abc", "xxx"), "1 of 3"),
         (prompts([np.nan] * 3, "abc", "xxx"), "3 of 3"),
-        (prompts([1.0, 2.0], "ab", "xx").drop_vars("labels"), "missing coordinate 'labels'"),
+        (
+            prompts([1.0, 2.0], "ab", "xx").drop_vars("label_pair"),
+            "missing coordinate 'label_pair'",
+        ),
         (
             prompts([1.0, 2.0], "ab", "xx").expand_dims(layer=3),
             r"expected \(prompt\), got \(layer, prompt\)",

@@ -44,7 +44,9 @@ def encoded_of(tokenizer, n=2):
 def test_the_papers_prompts():
     prompts = paper_prompts("sentiment/number", 30)
     assert all(
-        p.cls == "number" and p.true_label == "foo" and p.is_true == (False, False, True, True)
+        p.query_class == "number"
+        and p.true_label == "foo"
+        and p.is_true == (False, False, True, True)
         for p in prompts
     )
     assert {d.cls for p in prompts for d in p.demonstrations if d.label == "bar"} == {"sentiment"}
@@ -74,7 +76,7 @@ def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
         p.is_true == (False, False, True, True) and p.true_label == "foo" and p.dataset == "many"
         for p in prompts
     )
-    both = {(p.cls, p.demonstrations[0].cls) for p in prompts}
+    both = {(p.query_class, p.demonstrations[0].cls) for p in prompts}
     assert len(both) == 6 and all(a != b for a, b in both)  # every pair of classes, either way
 
 
@@ -109,7 +111,7 @@ def test_the_changes_say_what_their_names_say():
     assert of["true first"].is_true == (True, True, False, False)
     other = of["query of the other class"]
     assert (
-        other.cls == "animal"
+        other.query_class == "animal"
         and other.true_label == "bar"
         and other.query not in [d.text for d in prompt.demonstrations]
     )
@@ -121,14 +123,16 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
     model, encoded = shared_tiny("llama"), encoded_of(words)
     data = measured(model, encoded)
     assert list(data["word_set"].values) == list(SETS)
-    reads = label_reads(model, encoded, [*map(Head.parse, data["named_head"].values)])
+    reads = label_reads(model, encoded, [*map(Head.parse, data["selected_head"].values)])
     for name in ("own_rank", "attention", "ov_logit_difference"):
         np.testing.assert_allclose(
-            data[name].transpose("prompt", "named_head", "place"), reads[name], **FLOAT64
+            data[name].transpose("prompt", "selected_head", "demonstration"), reads[name], **FLOAT64
         )
     # the lists: sorted by hand, and a partner of the same layer that is no in-context head
     for name in SETS:
-        mean = data["increase"].isel(prompt=(data["pair"] == name).values).mean("prompt").values
+        mean = (
+            data["increase"].isel(prompt=(data["class_pair"] == name).values).mean("prompt").values
+        )
         listed = [Head.parse(of) for of in data["in_context_head"].sel(word_set=name).values]
         assert [mean[head] for head in listed] == sorted(mean.ravel(), reverse=True)[: len(listed)]
         for head, partner in zip(
@@ -149,7 +153,7 @@ def test_sums_are_kept_of_some_heads_and_means_of_all(words):
     )
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
     of_head = data["attention_other"].isel(layer=0, head=1).rename(condition="change")
-    assert (few["attention_other"].sel(named_head="0-1") == of_head).all()
+    assert (few["attention_other"].sel(selected_head="0-1") == of_head).all()
 
 
 def test_the_case_by_hand(model, words, monkeypatch):
@@ -162,29 +166,29 @@ def test_the_case_by_hand(model, words, monkeypatch):
     monkeypatch.setattr(Lexicon, "of", lambda *_: lexicon)
     data = single_prompt(model, encoded, heads).isel(prompt=0)
     slow = Reference(model, encoded.ids)
-    for name, (layer, head) in zip(data["named_head"].values, heads, strict=True):
-        for place, at in enumerate(encoded.label_positions):
+    for name, (layer, head) in zip(data["selected_head"].values, heads, strict=True):
+        for number, at in enumerate(encoded.label_positions):
             value, own = slow.value_output(layer, head, at), slow.attentions[layer][head, at]
-            swept = data["swept_increase"].isel(weight=13).rename(swept_head="named_head")
-            for array, weight in ((data["place_increase"], own), (swept, WEIGHTS[13])):
+            swept = data["swept_increase"].isel(weight=13).rename(swept_head="selected_head")
+            for array, weight in ((data["label_increase"], own), (swept, WEIGHTS[13])):
                 with_it, without = (
                     log_prob(
                         model, slow.resid_pre[layer] + v, encoded.true_id, "frozen", slow.scale
                     )
                     for v in (weight * value, 0)
                 )
-                assert float(array.sel(named_head=name).isel(place=place)) == pytest.approx(
-                    float(with_it - without), abs=1e-9
-                )
+                assert float(
+                    array.sel(selected_head=name).isel(demonstration=number)
+                ) == pytest.approx(float(with_it - without), abs=1e-9)
     np.testing.assert_allclose(data["swept_increase"].isel(weight=0), 0, **FLOAT64)
     several = label_increases(model, [encoded, encoded], heads)
-    for name in ("attention", "place_increase"):
+    for name in ("attention", "label_increase"):
         np.testing.assert_allclose(several[name][1], data[name], **FLOAT64)
 
 
 def test_models_of_odd_sizes_have_lists():
     increase = ("prompt", "layer", "head"), np.random.default_rng(0).normal(size=(2, 60, 50))
-    many = xr.Dataset({"increase": increase}, {"pair": ("prompt", ["a/b"] * 2)})
+    many = xr.Dataset({"increase": increase}, {"class_pair": ("prompt", ["a/b"] * 2)})
     assert len(in_context_heads(many, "a/b")) == 20  # 3,000 heads
     one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)), "a/b")
     assert len(one_layer) == 4  # whatever their sign, and no more than there are

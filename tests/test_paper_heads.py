@@ -71,7 +71,7 @@ def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded, w
     heads = [Head(1, 1), Head(0, 0)]
     data = looked_at(model, prompts, heads)
     others = encode([CHANGES["query of the other class"](e.prompt) for e in prompts])
-    assert data["named_head"].values.tolist() == ["1-1", "0-0"]
+    assert data["selected_head"].values.tolist() == ["1-1", "0-0"]
     for name, of in (("as it is", prompts), ("query of the other class", others)):
         expected = label_reads(model, of, heads, ranks=False)
         assert np.allclose(
@@ -99,7 +99,7 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
             at = [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]
             for layer, head in ((0, 1), (1, 0)):
                 own = float(slow.attentions[layer][head, at].sum())
-                one = data.sel(change=name, named_head=f"{layer}-{head}").isel(prompt=i)
+                one = data.sel(change=name, selected_head=f"{layer}-{head}").isel(prompt=i)
                 assert float(one.sel(remedy="none")) == pytest.approx(own, abs=1e-7)
                 if name == "one true fewer":
                     assert float(one.sel(remedy="remedy")) == pytest.approx(own, abs=1e-7)
@@ -112,7 +112,7 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
             ) / 2
             if name == "TFFT":  # the first layer, whose input the remedy leaves as it is
                 assert float(
-                    data.sel(change=name, named_head="0-1", remedy="remedy")[i]
+                    data.sel(change=name, selected_head="0-1", remedy="remedy")[i]
                 ) == pytest.approx(float(mixed), abs=1e-7)
 
 

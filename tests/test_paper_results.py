@@ -149,19 +149,25 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     data = values.to_dataset(name="x").assign_attrs(
         layers=values.sizes["layer"], heads=6, key_value_heads=3
     )
-    by_prompt = values.stack(named_head=("layer", "head")).transpose("prompt", ...)
-    names = [f"{layer}-{head}" for layer, head in by_prompt.named_head.values]
-    by_prompt = by_prompt.drop_vars(["named_head", "layer", "head"]).assign_coords(named_head=names)
-    by_prompt = by_prompt.isel(named_head=slice(None, -1) if named else slice(None))
+    by_prompt = values.stack(selected_head=("layer", "head")).transpose("prompt", ...)
+    names = [f"{layer}-{head}" for layer, head in by_prompt.selected_head.values]
+    by_prompt = by_prompt.drop_vars(["selected_head", "layer", "head"]).assign_coords(
+        selected_head=names
+    )
+    by_prompt = by_prompt.isel(selected_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")
     value, random, resampled = evidence.test_list(
-        lambda x: x.mean("listed_head"), [*map(str, map(Head._make, heads))], every, data, by_prompt
+        lambda x: x.mean("selected_head"),
+        [*map(str, map(Head._make, heads))],
+        every,
+        data,
+        by_prompt,
     )
     rest = values.mean("prompt")[1, 2 : 5 if named else 6].values
     pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
     assert math.isclose(value, values[:, 1, :2].mean()) and np.allclose(sorted(random), pairs)
     assert resampled.shape == (1000,) and abs(float(resampled.mean()) - value) < 0.02
-    one = evidence.test_list(lambda x: x.mean("listed_head"), ["1-0"], every, data)[1]
+    one = evidence.test_list(lambda x: x.mean("selected_head"), ["1-0"], every, data)[1]
     assert one.size == 10 - named  # of both layers, without its key-value group
 
 

@@ -37,9 +37,9 @@ def planted(chapter, axis, noise=0.5, n=160):
     at = np.arange(n)
     pair = np.array(pairs)[at % 8]
     coordinates = {
-        "pair": ("prompt", pair), "labels": ("prompt", np.array(["foo/bar", "x/y", "u/v",
+        "class_pair": ("prompt", pair), "label_pair": ("prompt", np.array(["foo/bar", "x/y", "u/v",
                                                                  "s/t"])[at // 8 % 4]),
-        "cls": ("prompt", np.where(at // 32 % 2 == 0, [p.split("/")[0] for p in pair],
+        "query_class": ("prompt", np.where(at // 32 % 2 == 0, [p.split("/")[0] for p in pair],
                                    [p.split("/")[1] for p in pair])),
         "query_coefficient": list(COEFFICIENTS), "key_coefficient": list(COEFFICIENTS),
         "head_set": ["these"],

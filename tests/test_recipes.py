@@ -199,10 +199,10 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     selection = run.measured("selection")
     for own, heads in splits:
         judged = {(e.prompt.dataset, frozenset(e.prompt.labels)) for e in own}
-        labels = [frozenset(pair.split("/")) for pair in selection["labels"].values]
+        labels = [frozenset(pair.split("/")) for pair in selection["label_pair"].values]
         choose_them = [
             not {pair} & {p for p, _ in judged} and not {names} & {n for _, n in judged}
-            for pair, names in zip(selection["pair"].values, labels, strict=True)
+            for pair, names in zip(selection["class_pair"].values, labels, strict=True)
         ]
         assert (
             heads == head_selection.head_sets(selection.isel(prompt=choose_them))["by attribution"]

@@ -49,6 +49,6 @@ def test_own_sentences_are_drawn_without_a_download(monkeypatch):
     prompts = run.design.blocks(4, 1)
     assert {p.dataset for p in prompts} == set(sentences.class_pairs("sentences"))
     assert all(
-        p.query in texts[p.cls] and all(d.text in texts[d.cls] for d in p.demonstrations)
+        p.query in texts[p.query_class] and all(d.text in texts[d.cls] for d in p.demonstrations)
         for p in prompts
     )

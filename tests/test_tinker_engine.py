@@ -109,7 +109,7 @@ def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
     n = BLOCKS * len(run.design.class_pairs)
     selection = run.design.encode(run.design.blocks(n, SELECTION, Form(2, "space")))
     assert [e.prompt.text for e in selection] == tinker.prompts()["selection"]
-    expected = class_directions(run.model, selection)["query"].sel(pair="sentiment/number")
+    expected = class_directions(run.model, selection)["query"].sel(class_pair="sentiment/number")
     with browser(address) as page:  # from the second class to the first
         result = page.evaluate(DIRECTION, [["number", "sentiment"], "3-1"])
     close(result, torch.tensor(expected.values[3, 1]))

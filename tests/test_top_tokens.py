@@ -49,7 +49,9 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
             for what, rows in vectors.items():
                 mean = sum(rows) / len(rows)
                 for name, subtrahend in (("kept", 0), ("taken out", mean)):
-                    at = result.sel(what=what, mean=name).isel(prompt=2, listed_head=j, place=place)
+                    at = result.sel(vector=what, mean=name).isel(
+                        prompt=2, selected_head=j, demonstration=place
+                    )
                     if what == "key, attention only" and layer == 0:
                         assert set(at["token"].values) == {""}
                         continue
@@ -117,7 +119,10 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
         )
         dims = result[what].transpose("prompt", ..., "rank").dims
         for at in np.ndindex(tokens.shape):
-            e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else -1
+            e, place = (
+                encoded[at[0]],
+                at[dims.index("demonstration")] if "demonstration" in dims else -1,
+            )
             words = {
                 f"word{token}": label for label, token in e.label_ids.items()
             }  # labels are known by their tokens

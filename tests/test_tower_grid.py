@@ -29,10 +29,15 @@ def test_heads_that_lower_what_they_read_are_left_out():
     shape = ("prompt", "layer", "head")
     attention = np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1)
     values = {
-        "attention": ((*shape, "place"), np.concatenate([attention, 0.05 + 0 * attention], -1))
+        "attention": (
+            (*shape, "demonstration"),
+            np.concatenate([attention, 0.05 + 0 * attention], -1),
+        )
     }
     values |= {"written_logit_difference": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
-    heads = xr.Dataset(values, {"true": (("prompt", "place"), np.array([[True, False]]))})
+    heads = xr.Dataset(
+        values, {"is_true_label": (("prompt", "demonstration"), np.array([[True, False]]))}
+    )
     assert without_negative(heads, 5) == [Head(0, 1), Head(1, 0)]
 
 

@@ -26,7 +26,7 @@ def test_by_hand():
     assert texts(variants.in_order(PROMPT, "FFTT")) == ["love", "like", "two", "six"]
     assert variants.patterns(PROMPT) == ["TTFF", "TFTF", "TFFT", "FTTF", "FTFT", "FFTT"]
     other = variants.with_query(PROMPT, "hate", "sentiment")
-    assert (other.query, other.cls, other.true_label) == ("hate", "sentiment", "bar")
+    assert (other.query, other.query_class, other.true_label) == ("hate", "sentiment", "bar")
     swapped = variants.exchanged_labels(PROMPT)
     assert [d.label for d in swapped.demonstrations] == [
         "foo",
@@ -41,13 +41,16 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     columns = about(variants_of)
     cells = Counter(
         zip(
-            *(columns[name][1].tolist() for name in ("block", "order", "true_first", "cls")),
+            *(
+                columns[name][1].tolist()
+                for name in ("block", "order", "true_first", "query_class")
+            ),
             strict=True,
         )
     )
     assert len(variants_of) == 6 * 24 and set(cells.values()) == {1} and len(cells) == 144
     for prompt in variants_of:
         labels = {d.cls: d.label for d in prompt.demonstrations}
-        assert labels[prompt.cls] == prompt.true_label and prompt.query not in texts(prompt)
+        assert labels[prompt.query_class] == prompt.true_label and prompt.query not in texts(prompt)
     few = variants.factorial(prompts, ["FFTT", "TTFF"])
     assert set(about(few)["order"][1]) == {"FFTT", "TTFF"} and len(few) == 48

@@ -86,7 +86,7 @@ def _effect_columns(effects: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bo
         Name, values (prompt, layer, head), and whether the page shows their interval.
     """
     difference = effects["attention_difference"]
-    own, other = (difference.sel(query_of=of, drop=True) for of in ("own", "labels exchanged"))
+    own, other = (difference.sel(query_source=of, drop=True) for of in ("own", "labels exchanged"))
     yield "by text", (own + other) / 2, False
     yield "by predicted label", (own - other) / 2, False
     direct = effects["direct_effect"].sel(contrast="attention swapped", drop=True)
@@ -166,21 +166,21 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
         Prompts, and a text with one character for each prompt, head and label position.
     """
     blocks = pd.DataFrame(
-        {name: heads[name].values for name in ("block", "pair")}
+        {name: heads[name].values for name in ("block", "class_pair")}
     ).drop_duplicates()
-    in_turn = blocks.assign(turn=blocks.groupby("pair").cumcount()).sort_values(
+    in_turn = blocks.assign(turn=blocks.groupby("class_pair").cumcount()).sort_values(
         "turn", kind="stable"
     )
     few = heads.isel(prompt=heads["block"].isin(in_turn["block"][:SHOWN]).values)
     out = [
         {
-            "pair": p["pair"].item(),
-            "rows": demonstrations(p["text"].item(), p["labels"].item()),
+            "pair": p["class_pair"].item(),
+            "rows": demonstrations(p["text"].item(), p["label_pair"].item()),
             "right": p["true_label"].item(),
         }
         for p in (few.isel(prompt=i) for i in range(few.sizes["prompt"]))
     ]
-    share = few["attention"].transpose("prompt", "layer", "head", "place").values
+    share = few["attention"].transpose("prompt", "layer", "head", "demonstration").values
     return out, "".join(map(chr, (FIRST + np.rint(LEVELS * share)).astype(int).ravel()))
 
 
@@ -221,15 +221,18 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
             key.
     """
     p, out = tokens.isel(prompt=0), {}
-    rows = demonstrations(p["text"].item(), p["labels"].item())
-    for single in tokens["listed_head"].values:
+    rows = demonstrations(p["text"].item(), p["label_pair"].item())
+    for single in tokens["selected_head"].values:
         value, key = (
-            p["token"].sel(listed_head=single, what=what, mean=mean).values
-            for what, mean in READINGS
+            p["token"].sel(selected_head=single, vector=vector, mean=mean).values
+            for vector, mean in READINGS
         )
         out[str(single)] = [
             [" : ".join(rows[i]), *(list(map(str, of[i, :FIVE])) for of in (value, key))]
-            for i in (int(p["true"].values.argmax()), int((~p["true"].values).argmax()))
+            for i in (
+                int(p["is_true_label"].values.argmax()),
+                int((~p["is_true_label"].values).argmax()),
+            )
         ]
     return out
 
@@ -244,11 +247,12 @@ def ranks(reads: xr.Dataset) -> dict[str, list]:
         reads: Measurement "label_reads".
     """
     both = [
-        (1 / reads[name]).mean(("prompt", "place")).values for name in ("own_rank", "other_rank")
+        (1 / reads[name]).mean(("prompt", "demonstration")).values
+        for name in ("own_rank", "other_rank")
     ]
     return dict(
         zip(
-            map(str, reads["listed_head"].values),
+            map(str, reads["selected_head"].values),
             map(list, zip(*map(_short, both), strict=True)),
             strict=True,
         )
@@ -268,19 +272,22 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
         The pair, and points [x, y, class, is a query].
     """
     out = {}
-    for single in vectors["listed_head"].values:
-        d = vectors.sel(listed_head=single)
+    for single in vectors["selected_head"].values:
+        d = vectors.sel(selected_head=single)
         score = (d["query_vector"] * d["key_vector"]).sum("component")
-        apart = score.where(d["true"]).mean("place") - score.where(~d["true"]).mean("place")
-        pair = apart.groupby(d["pair"]).mean().idxmax().item()
-        part = d.isel(prompt=(d["pair"] == pair).values)
-        query_class = (part["cls"] == pair.split("/")[1]).values
+        apart = score.where(d["is_true_label"]).mean("demonstration") - score.where(
+            ~d["is_true_label"]
+        ).mean("demonstration")
+        pair = apart.groupby(d["class_pair"]).mean().idxmax().item()
+        part = d.isel(prompt=(d["class_pair"] == pair).values)
+        query_class = (part["query_class"] == pair.split("/")[1]).values
         key_class = (
-            query_class[:, None] == part["true"].transpose("prompt", "place").values
+            query_class[:, None]
+            == part["is_true_label"].transpose("prompt", "demonstration").values
         ).ravel()
         keys = (
             part["key_vector"]
-            .transpose("prompt", "place", "component")
+            .transpose("prompt", "demonstration", "component")
             .values.reshape(len(key_class), -1)
         )
         both = [(v - v.mean(0)) / v.std() for v in (part["query_vector"].values, keys)]

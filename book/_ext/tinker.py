@@ -56,7 +56,9 @@ def heads(selection: Path) -> tuple[list[str], list[str]]:
     if not selection.is_file():
         return [], []
     with xr.open_dataset(selection) as data:
-        sets = head_selection.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
+        sets = head_selection.head_sets(
+            data.assign_coords(is_true_label=data["is_true_label"].astype(bool)), MOST
+        )
     return list(map(str, sets["by written logit difference"])), list(map(str, sets["by attention"]))
 
 

@@ -3,14 +3,13 @@
     >>> versions("heads")
     {'heads': 1, 'templates': 1}
     >>> variables()["heads"]["attention"].dims
-    ('prompt', 'layer', 'head', 'place')
+    ('prompt', 'layer', 'head', 'demonstration')
 
 Versions are in `data/versions.csv`, and variables with their dimensions and units are in
 `data/variables.csv`. Variables are checked when a file is loaded. `head` is the number within a
-layer, and layers and heads count from 0. Listed single heads have the dimension `listed_head`, with
-`layer` and `head` as coordinates. They have the dimension `named_head` if the file also has `layer`
-and `head` as dimensions. No variable has the name of a dimension, and every variable is read by a
-page (`tests/test_unread.py`).
+layer, and layers and heads count from 0. Selected single heads have the dimension `selected_head`,
+with `layer` and `head` as coordinates, except if the file has these as dimensions. No variable has
+the name of a dimension, and every variable is read by a page (`tests/test_unread.py`).
 """
 
 from __future__ import annotations

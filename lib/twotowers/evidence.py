@@ -386,7 +386,7 @@ def _check_prompts(
                 "same order; measure both on the same prompts"
             )
     check_clusters(values)
-    are_names = values["labels"] == values["pair"]
+    are_names = values["label_pair"] == values["class_pair"]
     if are_names.any() and not are_names.all():
         raise TwoTowersError(
             "cannot judge two kinds of labels together: expected either names of classes or "
@@ -404,17 +404,17 @@ def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         Over (random_set, ..., prompt).
     """
-    mean = _in_sets(values, sets).mean("listed_head", skipna=False)
+    mean = _in_sets(values, sets).mean("selected_head", skipna=False)
     return mean.transpose("random_set", ..., "prompt")
 
 
 def _in_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Return the values of the heads of each set, over (random_set, ..., listed_head)."""
+    """Return the values of the heads of each set, over (random_set, ..., selected_head)."""
     indices = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
         len(sets), -1 if sets else 0, 2
     )
     layer, head = (
-        xr.DataArray(indices[..., axis], dims=("random_set", "listed_head")) for axis in (0, 1)
+        xr.DataArray(indices[..., axis], dims=("random_set", "selected_head")) for axis in (0, 1)
     )
     return values.isel(layer=layer, head=head)
 
@@ -429,27 +429,27 @@ def test_list(
     """Return a statistic of a list of heads, of random lists, and of resamples of its prompts.
 
     Args:
-        statistic: Function of values over (..., listed_head), which removes this dimension and
+        statistic: Function of values over (..., selected_head), which removes this dimension and
             leaves `random_set` and `resample`.
         heads: Heads of the list.
         values: Values from which random lists are drawn, over (..., layer, head), missing if a head
-            was not measured; or over (..., named_head).
+            was not measured; or over (..., selected_head).
         data: Measurement of the values.
-        by_prompt: Values of heads for each prompt, over (..., prompt, named_head).
+        by_prompt: Values of heads for each prompt, over (..., prompt, selected_head).
 
     Returns:
         Statistic of the list, of the random lists (random_set,), and of the resamples (resample,)
             or None.
     """
     parsed = [Head.parse(str(head)) for head in heads]
-    if "named_head" in values.dims:
+    if "selected_head" in values.dims:
         values = _on_grid(values, data)
     is_measured = values.notnull().all([dim for dim in values.dims if dim not in ("layer", "head")])
     group = data.attrs["heads"] // data.attrs["key_value_heads"]
     lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
     value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
     if by_prompt is not None:
-        listed_values = by_prompt.sel(named_head=named(parsed)).rename(named_head="listed_head")
+        listed_values = by_prompt.sel(selected_head=named(parsed))
         by_prompt = statistic(resample(listed_values))
     random = statistic(_in_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
     return value, random, by_prompt
@@ -462,15 +462,15 @@ def stack_sets(values: xr.DataArray) -> xr.DataArray:
         values: Over (..., prompt), with as many prompts of each set.
 
     Returns:
-        Over (pair, ..., prompt).
+        Over (class_pair, ..., prompt).
     """
     parts = {
         name: group.drop_vars(
             [key for key, coord in group.coords.items() if "prompt" in coord.dims]
         )
-        for name, group in values.groupby("pair")
+        for name, group in values.groupby("class_pair")
     }
-    return xr.concat(parts.values(), pd.Index(parts, name="pair"))
+    return xr.concat(parts.values(), pd.Index(parts, name="class_pair"))
 
 
 def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
@@ -505,14 +505,14 @@ def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
 
 
 def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
-    """Return values over named heads as values over (layer, head), missing for other heads."""
+    """Return values over selected heads as values over (layer, head), missing for other heads."""
     index = pd.MultiIndex.from_tuples(
-        map(Head.parse, values.named_head.values), names=["layer", "head"]
+        map(Head.parse, values.selected_head.values), names=["layer", "head"]
     )
-    coords = xr.Coordinates.from_pandas_multiindex(index, "named_head")
+    coords = xr.Coordinates.from_pandas_multiindex(index, "selected_head")
     size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-    grid = values.drop_vars("named_head").assign_coords(coords)
-    return grid.unstack("named_head").reindex(size)
+    grid = values.drop_vars("selected_head").assign_coords(coords)
+    return grid.unstack("selected_head").reindex(size)
 
 
 def judge_result(

@@ -1,6 +1,6 @@
 """Widgets of a running notebook, which show numbers of a chosen model, head and prompts.
 
-    chapter.explore("head_effects", "effect", "direct_effect", over="pair")
+    chapter.explore("head_effects", "effect", "direct_effect", over="class_pair")
 
 A page of the book, where no Python runs, shows one line in their place (`book/_ext/stage.py`).
 This module does not load torch.
@@ -53,10 +53,10 @@ def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[st
                 x.replace("\n", " · "): {"prompt": np.flatnonzero(of == x).tolist()}
                 for x in of.values
             }
-            for of in (data["pair"], data["text"])
+            for of in (data["class_pair"], data["text"])
         )
         # A table of demonstrations is read next to the text of one prompt.
-        first = dict([*texts.items()][:1]) if "place" in data.dims else {}
+        first = dict([*texts.items()][:1]) if "demonstration" in data.dims else {}
         found["prompts"] = first | {ALL: {"prompt": slice(None)}} | pairs | texts
     return found
 
@@ -64,19 +64,21 @@ def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[st
 def table(data: xr.Dataset, group_by: str = "") -> pd.DataFrame:
     """Return means over prompts, with a column for each variable, or for each of its entries.
 
-        >>> pairs = {"pair": ("prompt", ["a/b", "a/b", "c/d"])}
+        >>> pairs = {"class_pair": ("prompt", ["a/b", "a/b", "c/d"])}
         >>> effect = xr.DataArray([1.0, 2.0, 5.0], dims="prompt", attrs={"units": "nats"})
-        >>> table(xr.Dataset({"effect": effect}, pairs), over="pair")["effect (nats)"].to_dict()
+        >>> table(xr.Dataset({"effect": effect}, pairs), "class_pair")["effect (nats)"].to_dict()
         {'a/b': 1.5, 'c/d': 5.0}
 
     Args:
         data: Variables with units.
-        group_by: Coordinate of prompts, such as "pair". Then a row is the mean over a group.
+        group_by: Coordinate of prompts, such as "class_pair". Then a row is the mean over a group.
     """
     means = data.groupby(group_by).mean() if group_by else data.mean("prompt")
-    if "place" in means.dims:  # demonstrations, whose texts the control for prompts shows
-        are_true = data["true"].all("prompt").values
-        means["place"] = [f"{i}{', true' * true}" for i, true in enumerate(are_true.tolist(), 1)]
+    if "demonstration" in means.dims:  # demonstrations, whose texts the control for prompts shows
+        are_true = data["is_true_label"].all("prompt").values
+        means["demonstration"] = [
+            f"{i}{', true' * true}" for i, true in enumerate(are_true.tolist(), 1)
+        ]
     means = means if means.dims else means.expand_dims("prompts")
     frame = means.to_dataframe()[[*data]]
     frame.columns = [f"{name} ({x.attrs['units']})".replace("_", " ") for name, x in data.items()]

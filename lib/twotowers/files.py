@@ -281,15 +281,15 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
 def of_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
     """Return the prompts with labels of one kind.
 
-    The labels of a prompt are the names of the classes if its `labels` equals its `pair`.
+    The labels of a prompt are the names of the classes if its `label_pair` equals its `class_pair`.
 
     Args:
         data: A measurement.
         labels: Kind of labels: "arbitrary", "names" of the classes, or "all".
     """
-    if labels == "all" or "labels" not in data.coords:
+    if labels == "all" or "label_pair" not in data.coords:
         return data
-    are_names = (data["labels"] == data["pair"]).values
+    are_names = (data["label_pair"] == data["class_pair"]).values
     return data.isel(prompt=are_names == (labels == "names"))
 
 

@@ -61,7 +61,9 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
     Returns:
         Over (prompt, layer, head), in [-1, 1].
     """
-    return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
+    return (
+        heads["attention"].where(heads["is_true_label"], -heads["attention"]).sum("demonstration")
+    )
 
 
 def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset:
@@ -239,7 +241,7 @@ def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
         heads: Single heads.
 
     Returns:
-        Over (..., listed_head), with the coordinates of `heads.listed`.
+        Over (..., selected_head), with the coordinates of `heads.listed`.
     """
     indices = xr.Dataset(coords=listed(heads))
     return values.isel(layer=indices["layer"], head=indices["head"])
@@ -262,14 +264,15 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     """
     target = data if target is None else target
     names = {
-        name: sorted({*data[name].values, *target[name].values}) for name in ("pair", "labels")
+        name: sorted({*data[name].values, *target[name].values})
+        for name in ("class_pair", "label_pair")
     }
     first, judging = (
         [values[name].isin(sorted_names[::2]) for name, sorted_names in names.items()]
         for values in (data, target)
     )
     for pair, label in itertools.product((True, False), repeat=2):
-        selects = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
+        selects = (first[0] != pair) & ((first[1] != label) | (len(names["label_pair"]) == 1))
         evaluates = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
         if evaluates.sizes["prompt"]:
             yield data.isel(prompt=selects.values), evaluates

@@ -60,8 +60,8 @@ def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
         heads: Pairs (layer, head).
 
     Returns:
-        The dimension `listed_head` with names such as "22-0", and `layer` and `head` along it.
+        The dimension `selected_head` with names such as "22-0", and `layer` and `head` along it.
     """
     layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
-    columns = {"listed_head": named(heads), "layer": layers, "head": numbers}
-    return {name: ("listed_head", values) for name, values in columns.items()}
+    columns = {"selected_head": named(heads), "layer": layers, "head": numbers}
+    return {name: ("selected_head", values) for name, values in columns.items()}

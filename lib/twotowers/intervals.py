@@ -1,6 +1,6 @@
 """Means and ratios over prompts, with intervals for other class pairs and label pairs.
 
-    >>> of = {"pair": ("prompt", list("aabbcc")), "labels": ("prompt", list("xyzxyz"))}
+    >>> of = {"class_pair": ("prompt", list("aabbcc")), "label_pair": ("prompt", list("xyzxyz"))}
     >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=of)
     >>> mean(values).n, f"{mean(values):.2f}"
     ((3, 3), '1.10 [0.56, 1.64]')
@@ -32,7 +32,7 @@ from scipy.special import stdtr, stdtrit  # scipy.stats has both and takes a sec
 
 from twotowers.errors import TwoTowersError
 
-CLUSTERS = ("pair", "labels")
+CLUSTERS = ("class_pair", "label_pair")
 """Coordinates of the two factors: class pair and label pair of a prompt"""
 MIN_EQUAL = 6
 """Minimum number of clusters with equal means that have an interval. Fewer of them do not show how

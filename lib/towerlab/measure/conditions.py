@@ -115,8 +115,8 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         left, removed = [], []
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
-            *kept, last = (place for place, is_true in enumerate(e.prompt.is_true) if is_true)
-            left.append(weights[..., [e.label_positions[place] for place in kept]].sum(-1))
+            *kept, last = (index for index, is_true in enumerate(e.prompt.is_true) if is_true)
+            left.append(weights[..., [e.label_positions[index] for index in kept]].sum(-1))
             # A demonstration is its text, colon, label and separator.
             starts = [start for start, _ in (*e.text_spans, e.query_span)]
             removed.append(weights[..., starts[last] : starts[last + 1]].sum(-1))

@@ -83,12 +83,12 @@ def single_head_effects(
     Returns:
         Dataset of the plain `logit_difference` (prompt), and of these variables.
 
-        - `attention_difference` (query_of, prompt, layer, head). Attention on labels of the query's
-          class minus attention on the other labels, with the prompt's own query and with that of
-          the prompt with exchanged labels; keys are the prompt's own. A query that depends only on
-          the query's text keeps the difference (text part). A query that depends on the label of
-          the coming answer reverses it (label part). NaN if labels are not at the same positions
-          after the exchange.
+        - `attention_difference` (query_source, prompt, layer, head). Attention on labels of the
+          query's class minus attention on the other labels, with the prompt's own query and with
+          that of the prompt with exchanged labels; keys are the prompt's own. A query that depends
+          only on the query's text keeps the difference (text part). A query that depends on the
+          label of the coming answer reverses it (label part). NaN if labels are not at the same
+          positions after the exchange.
         - `effect` (contrast, prompt, layer, head). Logit difference (true minus other label, nats)
           of the plain run minus that under one edit of one head at the last position, so positive
           towards the other label. "attention swapped": the head's sums of attention on the two
@@ -145,7 +145,7 @@ def single_head_effects(
         }
 
     arrays = read_batches("head_effects", encoded, 2048, run)
-    names = {"query_of": QUERIES, "contrast": contrasts, "swapped_position": POSITIONS}
+    names = {"query_source": QUERIES, "contrast": contrasts, "swapped_position": POSITIONS}
     return observations(
         "head_effects", encoded, arrays, **{dim: list(of) for dim, of in names.items()}
     )

@@ -6,7 +6,7 @@ Each prompt is one observation. Chapters 1, 3 to 5, 8.
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
     >>> data = heads(pipeline.model, pipeline.design.intervention())
     >>> dict(data["attention"].sizes)
-    {'prompt': 4, 'layer': 4, 'head': 8, 'place': 4}
+    {'prompt': 4, 'layer': 4, 'head': 8, 'demonstration': 4}
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
     Returns:
         Dataset of the model's answers (prompt), and of these variables.
 
-        - `attention` (prompt, layer, head, place). Attention on every label. Its logarithm is the
-          score before the softmax (nats), except for a constant of the prompt and head, so scores
-          are compared by it.
+        - `attention` (prompt, layer, head, demonstration). Attention on every label. Its logarithm
+          is the score before the softmax (nats), except for a constant of the prompt and head, so
+          scores are compared by it.
         - `ov_logit_difference` (prompt, layer, head). Logit of a label's own token minus that of
           the other label in the value-output vector of its position, mean over label positions
           (nats). Above zero, the head would write the label at that position.
@@ -81,7 +81,9 @@ def _tokens_at_once(model: Model) -> int:
     return 512 if model.device.type == "cpu" else 16_384
 
 
-def ov_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
+def ov_logit_differences(
+    capture: Capture, model: Model
+) -> Float[Tensor, "batch layer head demonstration"]:
     """Return the logit difference of each label in the value-output vector of its position.
 
     The difference is the logit of the position's own label minus that of the other label.
@@ -91,7 +93,7 @@ def ov_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch
         model: Model of the capture.
 
     Returns:
-        Logit differences (nats; batch, layer, head, place).
+        Logit differences (nats; batch, layer, head, demonstration).
     """
     rows, out = logit_difference_rows(capture, model), []
     own = own_label_sign(capture, rows)
@@ -105,7 +107,7 @@ def ov_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch
 
 def at_labels(
     capture: Capture, x: Float[Tensor, "layer batch head position"]
-) -> Float[Tensor, "batch layer head place"]:
+) -> Float[Tensor, "batch layer head demonstration"]:
     """Return weights or scores of the last position at every label position.
 
     Args:
@@ -113,7 +115,7 @@ def at_labels(
         x: Weights or scores (layer, batch, head, position).
 
     Returns:
-        Values at labels (batch, layer, head, place).
+        Values at labels (batch, layer, head, demonstration).
     """
     return x.take_along_dim(capture.label_positions[None, :, None], 3).transpose(0, 1)
 

@@ -75,13 +75,13 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
             of.prompt
             for of in encoded
             if of.prompt.dataset == prompt.dataset
-            and of.prompt.cls != prompt.cls
+            and of.prompt.query_class != prompt.query_class
             and of.prompt.query not in shown
         ]
         if others:
             of = next((of for of in others if of.block >= prompt.block), others[0])
             bases.append(e)
-            sources.append(with_query(prompt, of.query, of.cls))
+            sources.append(with_query(prompt, of.query, of.query_class))
     both = zip(bases, encode_all(sources, tokenizer), strict=True)
     pairs = [Pair("query", base, source) for base, source in both]
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):

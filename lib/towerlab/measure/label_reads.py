@@ -1,14 +1,14 @@
 """Output of some heads from each label position: ranks in the vocabulary, words, vectors.
 
 Chapters 1 to 4, 8, 9. `vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label
-position. The coordinates `true` (whether a place has the query's label), `true_label` and `labels`
-give the label of each place.
+position. The coordinates `is_true_label` (whether a demonstration has the query's label),
+`true_label` and `label_pair` give the label of each demonstration.
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
     >>> data = label_reads(pipeline.model, pipeline.design.intervention(), [Head(1, 0)])
-    >>> data["own_rank"].dims, data["listed_head"].values.tolist()
-    (('prompt', 'listed_head', 'place'), ['1-0'])
+    >>> data["own_rank"].dims, data["selected_head"].values.tolist()
+    (('prompt', 'selected_head', 'demonstration'), ['1-0'])
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 
-WHAT = ("value", "key", "key, attention only")
+VECTORS = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
 WORDS_PER_VECTOR = 10
-LISTED = ("prompt", "listed_head", "place")
+LISTED = ("prompt", "selected_head", "demonstration")
 
 
 def label_reads(
@@ -49,8 +49,8 @@ def label_reads(
     """Compute ranks, attention and OV logit differences of heads at each label, and answers.
 
     Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
-    for every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` keeps all
-    variables except `other_rank`.
+    for every prompt, head and demonstration. The recipe `label_reads` keeps the ranks; `paper`
+    keeps all variables except `other_rank`.
 
     Args:
         model: Any model.
@@ -59,13 +59,13 @@ def label_reads(
         ranks: Whether to compute both ranks.
 
     Returns:
-        Dataset of the model's answers (prompt), and of these variables over (prompt, listed_head,
-        place).
+        Dataset of the model's answers (prompt), and of these variables over (prompt, selected_head,
+        demonstration).
 
         - `own_rank`, `other_rank`. Rank in vo, over the whole vocabulary, of the token of the
-          place's own label and of the other label (1 = highest; equal logits share the best rank).
-          A head that writes one word from every position ranks both labels alike, averaged over
-          places. The paper's MRR averages 1 / `own_rank` (v1 section 4.3).
+          demonstration's own label and of the other label (1 = highest; equal logits share the best
+          rank). A head that writes one word from every position ranks both labels alike, averaged
+          over demonstrations. The paper's MRR averages 1 / `own_rank` (v1 section 4.3).
         - `attention`. Weight of the last position on the label position.
         - `ov_logit_difference`. Logit of the label's own token minus that of the other label in vo,
           with the final norm's scale frozen (nats). Times `attention` it is the position's addition
@@ -86,7 +86,7 @@ def label_reads(
     each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
     values = torch.from_numpy(each.pop("values"))
     if ranks:
-        tokens = torch.tensor(  # (prompt, place, 2)
+        tokens = torch.tensor(  # (prompt, demonstration, 2)
             [[e.label_pair[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
         ).to(model.device)
         of_heads = [
@@ -108,7 +108,7 @@ def label_reads(
 
 def query_and_keys(
     model: Model, capture: Capture, layer: int
-) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch place kv_head d_head"]]:
+) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch demonstration kv_head d_head"]]:
     """Return the last position's scaled queries and the keys at label positions.
 
     Both are before rotation.
@@ -119,7 +119,7 @@ def query_and_keys(
         layer: Layer of the heads.
 
     Returns:
-        Queries (batch, head, d_head), and keys (batch, place, kv_head, d_head).
+        Queries (batch, head, d_head), and keys (batch, demonstration, kv_head, d_head).
     """
     x = query_key.normed(model, layer, capture.stream_inputs[layer])
     at_labels = x.take_along_dim(capture.label_positions[..., None], 1)
@@ -138,8 +138,8 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
         heads: Heads to list.
 
     Returns:
-        Dataset of `query_vector` (prompt, listed_head, component) and `key_vector` (prompt,
-        listed_head, place, component).
+        Dataset of `query_vector` (prompt, selected_head, component) and `key_vector` (prompt,
+        selected_head, demonstration, component).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -183,7 +183,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     """Compute the top words of the values, keys and queries of heads.
 
     The vectors are projected to the vocabulary. At label positions there are three, along the
-    dimension `what`:
+    dimension `vector`:
 
     - "value" is the value-output vector, the output of the head from there at weight 1
       (v1 table 1).
@@ -198,20 +198,21 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
 
     bs-values have the final norm's scale frozen (nats). Stop words and punctuation are left out,
     unless they are labels. A label of several tokens is identified by its first token. Memory:
-    d_model numbers for every prompt, head, place and vector.
+    d_model numbers for every prompt, head, demonstration and vector.
 
     Args:
         model: Any model.
         heads: Heads to list.
-        encoded: A few prompts, because all vectors of all places are kept.
+        encoded: A few prompts, because all vectors of all demonstrations are kept.
 
     Returns:
-        Dataset of `token` and `relation` (prompt, listed_head, what, place, mean, rank), and of
-        `query_token` and `query_relation` (prompt, listed_head, mean, rank). A relation is an index
-        of RELATIONS: the relation of the token to the demonstration of its place, or to the query.
+        Dataset of `token` and `relation` (prompt, selected_head, vector, demonstration, mean,
+        rank), and of `query_token` and `query_relation` (prompt, selected_head, mean, rank). A
+        relation is an index of RELATIONS: the relation of the token to its demonstration, or to the
+            query.
         `mean` is "kept" or "taken out". If it is taken out, the mean over the prompts at the same
-        place is subtracted, because most of an unchanged key or query is equal in all prompts and
-        independent of their texts.
+        demonstration is subtracted, because most of an unchanged key or query is equal in all
+        prompts and independent of their texts.
     """
     lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
 
@@ -232,7 +233,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
     x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
-    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
+    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, vector, mean, d_model)
     scales = scale[:, None, None, None].expand(both.shape[:-1])
     ids = (
         unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1]
@@ -241,24 +242,24 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     )
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
     n = len(encoded[0].label_positions)
-    # Vectors of all places, kind by kind, then the vector of the query.
-    for (i, e), place in product(enumerate(encoded), (*range(n), -1)):
-        readings = slice(-1, None) if place < 0 else slice(place, -1, n)
-        codes = relations_of(e.prompt, place, class_words())
+    # Vectors of all demonstrations, kind by kind, then the vector of the query.
+    for (i, e), demonstration in product(enumerate(encoded), (*range(n), -1)):
+        vectors = slice(-1, None) if demonstration < 0 else slice(demonstration, -1, n)
+        codes = relations_of(e.prompt, demonstration, class_words())
         # A label's token may be a piece of it.
         codes |= {lexicon.plain[of]: codes[label.casefold()] for label, of in e.label_ids.items()}
-        some = ids[i, :, readings]
+        some = ids[i, :, vectors]
         found = [codes.get(lexicon.plain[token], 0) for token in some.flat]
-        relation[i, :, readings] = np.reshape(found, some.shape)
-    gathered, in_first = WHAT.index("key, attention only"), [head.layer == 0 for head in heads]
-    dims = ("prompt", "listed_head", "what", "place", "mean", "rank")
+        relation[i, :, vectors] = np.reshape(found, some.shape)
+    gathered, in_first = VECTORS.index("key, attention only"), [head.layer == 0 for head in heads]
+    dims = ("prompt", "selected_head", "vector", "demonstration", "mean", "rank")
     variables: dict = {}
     for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
-        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), n, *of.shape[3:])
+        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(VECTORS), n, *of.shape[3:])
         of_labels[:, in_first, gathered] = empty
         variables[name] = dims, of_labels
         variables[f"query_{name}"] = (*dims[:2], *dims[4:]), of[:, :, -1]
-    names = {"what": list(WHAT), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
+    names = {"vector": list(VECTORS), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
     return observations("top_tokens", encoded, variables, **listed(heads), **names)
 
 
@@ -281,7 +282,9 @@ def carried_query(
     return query_key.query_in_input_space(model, layer, head, query, normed)
 
 
-def relations_of(prompt: Prompt, place: int, words: Mapping[str, Iterable[str]]) -> dict[str, int]:
+def relations_of(
+    prompt: Prompt, demonstration: int, words: Mapping[str, Iterable[str]]
+) -> dict[str, int]:
     """Return the relation of words to a demonstration, or to the query.
 
     The words of the prompt's texts do not tell its class, so words of other texts have no relation.
@@ -289,15 +292,15 @@ def relations_of(prompt: Prompt, place: int, words: Mapping[str, Iterable[str]])
 
     Args:
         prompt: A prompt.
-        place: Place of the demonstration; -1 for the query.
+        demonstration: Number of the demonstration; -1 for the query.
         words: Class -> words of the class.
 
     Returns:
         Word (lower case) -> index of RELATIONS.
     """
-    query = Demonstration(prompt.query, prompt.true_label, prompt.cls)
+    query = Demonstration(prompt.query, prompt.true_label, prompt.query_class)
     shown = [*prompt.demonstrations, query]
-    own = shown[place]
+    own = shown[demonstration]
     groups: list[tuple[str, Iterable[str]]] = [  # later ones win
         *(("other class", words.get(d.cls, ())) for d in shown if d.cls != own.cls),
         ("own class", words.get(own.cls, ())),

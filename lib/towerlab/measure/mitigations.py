@@ -64,7 +64,7 @@ def remedied(
 
     Returns:
         Dataset of answers over (change, remedy, head_set, prompt), with `remedy` "none" or
-        "remedy", and of `attention_true` (change, remedy, prompt, named_head), the attention on
+        "remedy", and of `attention_true` (change, remedy, prompt, selected_head), the attention on
         true labels of each head in the first set that contains it.
     """
     each = list(sets.values())
@@ -92,7 +92,7 @@ def remedied(
 
     read = partial(read_batches, "remedies", max_tokens=2048, run=run)
     arrays: dict[str, Any] = in_changes(model, encoded, changes, read)
-    dims = "prompt", "change", "remedy", "named_head"
+    dims = "prompt", "change", "remedy", "selected_head"
     arrays["attention_true"] = dims, arrays["attention_true"]
     return observations(
         "mitigations",
@@ -101,7 +101,7 @@ def remedied(
         change=list(changes),
         remedy=["none", "remedy"],
         head_set=list(sets),
-        named_head=named(set_of),
+        selected_head=named(set_of),
     )
 
 
@@ -176,9 +176,9 @@ def _recency_shortcut(
         if part is not None:
             norm = model.part(layer, "attention_norm")
             inputs = inputs - model.frozen_norm(norm, x, part.to(x)).to(inputs.dtype)
-        place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+        position = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
         query, key = (
-            query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), place)
+            query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), position)
             for of in (query_key.queries, query_key.keys)
         )
         free = state.attention._replace(query=query, key=key, scaling=1.0).last()

@@ -59,8 +59,8 @@ def observations(
     """
     data = xr.Dataset(with_dims(measurement, arrays))
     of_prompts = about([e.prompt for e in encoded])
-    if "place" not in data.dims:
-        of_prompts.pop("true", None)
+    if "demonstration" not in data.dims:
+        of_prompts.pop("is_true_label", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
     return data.assign_coords(numbers | of_prompts | coordinates)
 

@@ -57,7 +57,7 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     Returns:
         Heads, best first.
     """
-    mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
+    mean = paper["increase"].isel(prompt=(paper["class_pair"] == name).values).mean("prompt")
     return head_selection.top_heads(mean, 20 if mean.size >= 200 else 5, minimum=-np.inf)
 
 
@@ -114,10 +114,10 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
         - `in_context_head`, `random_head` (word_set, rank). Names, such as "22-0", of the heads
           with the largest mean increase on a set, and of a random head for each of them
           (`random_partners`).
-        - `own_rank`, `attention`, `ov_logit_difference` (prompt, named_head, place). Values of
-          `label_reads` of every head in these lists.
+        - `own_rank`, `attention`, `ov_logit_difference` (prompt, selected_head, demonstration).
+          Values of `label_reads` of every head in these lists.
     """
-    sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
+    sets: list[str] = list(dict.fromkeys(map(str, data["class_pair"].values)))
     first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     lists: list[Sequence[Head | None]] = [*first, *random]
@@ -130,9 +130,7 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
         for name, of_sets in (("in_context_head", first), ("random_head", random))
     }
     of_sets = xr.Dataset(names, {"word_set": sets, "rank": range(1, len(first[0]) + 1)})
-    return xr.merge(
-        [data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override"
-    )
+    return xr.merge([data, reads, of_sets], compat="override", join="override")
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
@@ -145,17 +143,22 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
         heads: Names of heads, such as "22-0".
 
     Returns:
-        Dataset of `attention_true` and `attention_other` (change, prompt, named_head), of
+        Dataset of `attention_true` and `attention_other` (change, prompt, selected_head), of
         `mean_attention_true` and `mean_attention_other` (change, word_set, layer, head), and of the
         answers (change, prompt).
     """
     picked = list(map(Head.parse, heads))
-    out = data.drop_dims("layer").assign_coords(named_head=list(heads))
+    out = data.drop_dims("layer").assign_coords(selected_head=list(heads))
     for name in ("attention_true", "attention_other"):
-        means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
-        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
+        means = (
+            data[name]
+            .groupby("class_pair", squeeze=False)
+            .mean("prompt")
+            .rename(class_pair="word_set")
+        )
+        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["class_pair"].values)))
         of_heads = head_selection.select_heads(data[name], picked).drop_vars(["layer", "head"])
-        out[name] = of_heads.rename(listed_head="named_head")
+        out[name] = of_heads
     return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 
 
@@ -248,7 +251,7 @@ def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
     Sentences are long. Of sentences there are a quarter of the prompts, only in the orders and
     labels that counterbalance each other.
     """
-    heads = pipeline.measured("paper")["named_head"].values.tolist()
+    heads = pipeline.measured("paper")["selected_head"].values.tolist()
     design, names = pipeline.design, tuple(CHANGES)
     encoded = encoded_sets(design)
     if pipeline.settings.suite != "words":

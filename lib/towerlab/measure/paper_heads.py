@@ -92,10 +92,11 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
     Returns:
         Dataset with these variables.
 
-        - `attention` (change, prompt, named_head, place). Attention with the prompt's own query and
-          with the other query.
-        - `ov_logit_difference` (prompt, named_head, place). The place's own label's logit minus the
-          other label's (nats). Attention x this is the "logit minus" of the label at the place.
+        - `attention` (change, prompt, selected_head, demonstration). Attention with the prompt's
+          own query and with the other query.
+        - `ov_logit_difference` (prompt, selected_head, demonstration). The demonstration's own
+          label's logit minus the other label's (nats). Attention x this is the "logit minus" of the
+          label there.
         - `flipped_log_prob_true`, `flipped_log_prob_other` (prompt). Answers to the other query
           (nats).
     """
@@ -107,7 +108,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
-    names = {"change": list(ASKED), "named_head": named(heads)}
+    names = {"change": list(ASKED), "selected_head": named(heads)}
     return observations("paper_ablations", encoded, arrays, **names)
 
 
@@ -202,7 +203,7 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     name, design = "paper_remedies", pipeline.design
     most = min(MITIGATE, design.n_prompts // 3 or 1)
     judges = with_exchanged(design, choosing_and_judging(pipeline)[1], most)
-    heads = pipeline.measured("paper_ablations")["named_head"].values
+    heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
     random = random_sets(pipeline, sets, DRAWS)
     data = pipeline.make(name, Recipe(remedied, judges, (REMEDIED,), sets, random))

@@ -53,18 +53,18 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
     Returns:
         Dataset with these variables.
 
-        - `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank).
-          Top words of values and keys at label positions and of the last query, as in `top_tokens`,
-          with nothing taken out (v1 table 1).
-        - `attention`, `place_increase` (prompt, named_head, place). Weight of the last position on
-          each label, and the increase of the true label by this label's value with that weight
-          (nats): the paper's subhead (v1 appendix E).
-        - `swept_increase` (prompt, swept_head, place, weight). The same increase with any other
-          weight from 0 to 1, in the first three heads (v1 figure 7; nats).
+        - `token` (prompt, selected_head, vector, demonstration, rank), `query_token` (prompt,
+          selected_head, rank). Top words of values and keys at label positions and of the last
+          query, as in `top_tokens`, with nothing taken out (v1 table 1).
+        - `attention`, `label_increase` (prompt, selected_head, demonstration). Weight of the last
+          position on each label, and the increase of the true label by this label's value with that
+          weight (nats): the paper's subhead (v1 appendix E).
+        - `swept_increase` (prompt, swept_head, demonstration, weight). The same increase with any
+          other weight from 0 to 1, in the first three heads (v1 figure 7; nats).
         - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
-    words = words.drop_vars(["layer", "head"]).rename(listed_head="named_head")
+    words = words.drop_vars(["layer", "head"])
 
     def read(capture: Capture) -> Tensors:
         attention, values = _at_own_weights(model, capture, heads)
@@ -73,12 +73,12 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
         own = attention.to(values)[..., None] * values
         return {
             "attention": attention[None],
-            "place_increase": _increases_with(model, capture, starts, own)[None],
+            "label_increase": _increases_with(model, capture, starts, own)[None],
             "swept_increase": _increases_with(model, capture, starts[:SWEPT], swept)[None],
         }
 
     arrays = read_prompts("single_prompt", model, [encoded], {"weights", "values"}, read)
-    names = {"named_head": named(heads), "swept_head": named(heads[:SWEPT]), "weight": WEIGHTS}
+    names = {"selected_head": named(heads), "swept_head": named(heads[:SWEPT]), "weight": WEIGHTS}
     data = observations("single_prompt", [encoded], arrays, **names)
     parts = [increases(model, [encoded]), words, data]
     return xr.merge(parts, compat="override", join="override")
@@ -86,7 +86,10 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
 
 def _at_own_weights(
     model: Model, capture: Capture, heads: Sequence[Head]
-) -> tuple[Float[Tensor, "named_head place"], Float[Tensor, "named_head place d_model"]]:
+) -> tuple[
+    Float[Tensor, "selected_head demonstration"],
+    Float[Tensor, "selected_head demonstration d_model"],
+]:
     """Return the attention of heads on each label of one prompt, and their output at weight 1."""
     attention = at_labels(capture, capture.weights)[0]
     values = [
@@ -107,8 +110,8 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
         heads: Heads to follow.
 
     Returns:
-        Dataset of `attention` (share) and `place_increase` (nats), over (prompt, named_head,
-        place).
+        Dataset of `attention` (share) and `label_increase` (nats), over (prompt, selected_head,
+        demonstration).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -117,11 +120,11 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
         vectors = attention.to(values)[..., None] * values
         # All heads together: the unembedding is read once for each call.
         increase = _increases_with(model, capture, [starts], [vectors])
-        return {"attention": attention[None], "place_increase": increase}
+        return {"attention": attention[None], "label_increase": increase}
 
     # One token at most: each prompt is a batch by itself.
     arrays = read_prompts("label increases", model, encoded, {"weights", "values"}, read, 1)
-    return observations("label_increases", encoded, arrays, named_head=named(heads))
+    return observations("label_increases", encoded, arrays, selected_head=named(heads))
 
 
 def _increases_with(
@@ -160,8 +163,8 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           vector's largest component. `n_parts` (prompt) is the number of these parts.
         - `increase`, `increase_last` (prompt, layer, head). Increase by a head's vector alone, and
           after all other heads of its layer (nats).
-        - `position_increase` (prompt, named_head, position). Increase by each position's share of a
-          head's vector (nats).
+        - `position_increase` (prompt, selected_head, position). Increase by each position's share
+          of a head's vector (nats).
         - `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron).
           Neurons with the largest increase, and the word's rank in the output of each. They are
           selected from the CANDIDATES with the largest first-order increase. `raising` (prompt) is
@@ -194,7 +197,7 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
         return {name: x[None] for name, x in every.items()}
 
     arrays = read_prompts("decomposition", model, [encoded], {"weights", "values", "neurons"}, read)
-    return observations("decomposition", [encoded], arrays, named_head=named(heads))
+    return observations("decomposition", [encoded], arrays, selected_head=named(heads))
 
 
 def _subvalues(

@@ -71,16 +71,17 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
         encoded: Prompts.
 
     Returns:
-        Dataset of `query` (pair, layer, head, d_head), the direction of the last position's query,
-        before rotation and scaled (its product with a key is in nats), and of `keys` (pair, layer,
-        kv_head, d_head), the direction of keys at label positions by the class of their text,
-        before rotation. Both are after a norm of queries and keys if the model has one.
+        Dataset of `query` (class_pair, layer, head, d_head), the direction of the last position's
+        query, before rotation and scaled (its product with a key is in nats), and of `keys`
+        (class_pair, layer, kv_head, d_head), the direction of keys at label positions by the class
+        of their text, before rotation. Both are after a norm of queries and keys if the model has
+        one.
     """
 
     def read(capture: Capture) -> Tensors:
         """Return queries (prompt, layer, head, d_head) and label keys.
 
-        The dimensions of label keys are (prompt, place, layer, kv_head, d_head).
+        The dimensions of label keys are (prompt, demonstration, layer, kv_head, d_head).
         """
         layers = [query_and_keys(model, capture, layer) for layer in range(model.n_layers)]
         last, labels = zip(*layers, strict=True)
@@ -88,7 +89,7 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
 
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
     classes = {
-        "query": np.array([e.prompt.cls for e in encoded]),
+        "query": np.array([e.prompt.query_class for e in encoded]),
         "keys": np.array([[d.cls for d in e.prompt.demonstrations] for e in encoded]),
     }
 
@@ -101,10 +102,10 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     pairs = sorted({e.prompt.dataset for e in encoded})
     query, keys = ([difference(name, pair) for pair in pairs] for name in classes)
     variables = {
-        "query": (("pair", "layer", "head", "d_head"), query),
-        "keys": (("pair", "layer", "kv_head", "d_head"), keys),
+        "query": (("class_pair", "layer", "head", "d_head"), query),
+        "keys": (("class_pair", "layer", "kv_head", "d_head"), keys),
     }
-    return xr.Dataset(variables, {"pair": pairs})
+    return xr.Dataset(variables, {"class_pair": pairs})
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -155,7 +156,7 @@ def steering(
     Returns:
         Edits of the last position, one for each pair of coefficients.
     """
-    of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
+    of_prompt = directions.sel(class_pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
     last = torch.tensor(batch[0].last, device=model.device)
     at = torch.tensor([e.label_positions for e in batch], device=model.device)
@@ -265,8 +266,8 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
         own = [e for e in encoded if (frozenset(e.prompt.labels) in first) == half]
         classes = {cls for e in own for cls in e.prompt.dataset.split("/")}
         others = [e for e in directing if (frozenset(e.prompt.labels) in first) != half]
-        others = [e for e in others if e.prompt.cls in classes]
-        if not heads or not own or classes != {e.prompt.cls for e in others}:
+        others = [e for e in others if e.prompt.query_class in classes]
+        if not heads or not own or classes != {e.prompt.query_class for e in others}:
             return []
         halves.append((own, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
     return halves

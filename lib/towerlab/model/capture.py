@@ -246,7 +246,7 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
 
 def label_values(
     capture: Capture, model: Model, layer: int
-) -> Float[Tensor, "batch head place d_head"]:
+) -> Float[Tensor, "batch head demonstration d_head"]:
     """Return the value vector of every query head at every label position.
 
     Args:
@@ -255,22 +255,22 @@ def label_values(
         layer: Layer of the heads.
 
     Returns:
-        Value vectors (batch, head, place, d_head). Under grouped-query attention, shared vectors
-        are repeated.
+        Value vectors (batch, head, demonstration, d_head). Under grouped-query attention, shared
+        vectors are repeated.
     """
     at = capture.label_positions[:, None, :, None]
     return model.for_query_heads(capture.values[layer].take_along_dim(at, 2))
 
 
-def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:
-    """Return +1 at the places of the true label, and -1 at the places of the other label.
+def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch demonstration"]:
+    """Return +1 at demonstrations with the true label, and -1 at those with the other label.
 
     Args:
         capture: Values of a batch.
         like: Tensor that has the dtype and the device of the result.
 
     Returns:
-        Signs (batch, place).
+        Signs (batch, demonstration).
     """
     return torch.tensor(
         [[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]

@@ -2,8 +2,8 @@
 
 A block is four prompts with the same texts: one order of the demonstrations and its mirror (true
 and false demonstrations exchanged), each under both assignments of two labels to the two classes.
-Over a block neither a place nor a label word tells the class. So the mean logit difference is the
-effect of the texts (the *choice*), and a preference for one label word cancels (the *bias*).
+Over a block neither a position nor a label word tells the class. So the mean logit difference is
+the effect of the texts (the *choice*), and a preference for one label word cancels (the *bias*).
 
     >>> prompts = draw_blocks(20, Form(4, "line break"), seed=1)
     >>> len(prompts), len({prompt.dataset for prompt in prompts})
@@ -156,22 +156,23 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
         prompts: Prompts.
 
     Returns:
-        Name -> dimensions and values. The names are `block`; `pair` ("animal/country", the clusters
-        of every interval); `labels` ("foo/bar", in the order of the pair); `cls` (class of the
-        query); `query`; `true_label`; `true_first` (whether the true label is the pair's first, the
-        sign of the bias); `order` ("TFFT", the places of the query's class); `text`; and, if all
-        prompts have equal numbers of demonstrations, `true` (prompt, place).
+        Name -> dimensions and values. The names are `block`; `class_pair` ("animal/country", the
+        clusters of every interval); `label_pair` ("foo/bar", in the order of the pair);
+        `query_class` (class of the query); `query`; `true_label`; `true_first` (whether the true
+        label is the pair's first, the sign of the bias); `order` ("TFFT", the demonstrations of the
+        query's class); `text`; and, if all prompts have equal numbers of demonstrations,
+        `is_true_label` (prompt, demonstration).
     """
     rows = [
         {
-            "block": p.block, "pair": p.dataset, "labels": "/".join(p.labels), "cls": p.cls,
-            "query": p.query, "true_label": p.true_label, "true_first": p.true_label == p.labels[0],
-            "order": p.order, "text": p.text,
+            "block": p.block, "class_pair": p.dataset, "label_pair": "/".join(p.labels),
+            "query_class": p.query_class, "query": p.query, "true_label": p.true_label,
+            "true_first": p.true_label == p.labels[0], "order": p.order, "text": p.text,
         } for p in prompts
     ]  # fmt: skip
     out: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
     if len({len(p.demonstrations) for p in prompts}) == 1:
-        out["true"] = (("prompt", "place"), np.array([p.is_true for p in prompts]))
+        out["is_true_label"] = (("prompt", "demonstration"), np.array([p.is_true for p in prompts]))
     return out
 
 

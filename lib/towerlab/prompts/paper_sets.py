@@ -136,7 +136,7 @@ def _other_query(prompt: Prompt) -> Prompt:
 
     The prediction flips (EMNLP tables 5 and 6, as summarised).
     """
-    cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
+    cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
     used = {d.text for d in prompt.demonstrations} | set(LABELS)
     free = [word for word in class_words()[cls] if word not in used]
     return with_query(

@@ -40,8 +40,8 @@ class Demonstration:
 class Prompt:
     """Demonstrations, followed by a query that the model must label.
 
-    `labels` are all label words of the prompt, `true_label` is the query's label, `cls` the query's
-    class, `dataset` the origin of the prompt, `separator` the text between demonstrations
+    `labels` are all label words of the prompt, `true_label` is the query's label, `query_class` the
+    query's class, `dataset` the origin of the prompt, `separator` the text between demonstrations
     (SEPARATORS), and `block` the number of its block (`prompts.blocks`).
     """
 
@@ -49,7 +49,7 @@ class Prompt:
     query: str
     true_label: str
     labels: Sequence[str]
-    cls: str = ""
+    query_class: str = ""
     dataset: str = ""
     separator: str = " "
     block: int = 0

@@ -81,7 +81,7 @@ def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
         The prompt with the query.
     """
     label = next(d.label for d in prompt.demonstrations if d.cls == cls)
-    return replace(prompt, query=query, cls=cls, true_label=label)
+    return replace(prompt, query=query, query_class=cls, true_label=label)
 
 
 def exchanged_labels(prompt: Prompt) -> Prompt:
@@ -115,11 +115,11 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     """
     rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
-        other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
+        other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
         free = [
             text for text in texts[other] if text not in {d.text for d in prompt.demonstrations}
         ]
-        queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
+        queries = (prompt.query, prompt.query_class), (free[rng.integers(len(free))], other)
         for pattern, (query, cls) in product(orders, queries):
             variant = with_query(in_order(prompt, pattern), query, cls)
             out += [variant, exchanged_labels(variant)]
@@ -130,7 +130,7 @@ def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
     """Return the texts of each class in a set of prompts."""
     out: dict[str, list[str]] = {}
     for p in prompts:
-        for text, cls in ((p.query, p.cls), *((d.text, d.cls) for d in p.demonstrations)):
+        for text, cls in ((p.query, p.query_class), *((d.text, d.cls) for d in p.demonstrations)):
             out.setdefault(cls, []).append(text)
     return {cls: list(dict.fromkeys(texts)) for cls, texts in out.items()}
 
