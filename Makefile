@@ -5,7 +5,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 JOBS    ?= 2
 THREADS ?= 1
-# settings of the measurements, for example  SET="blocks=20 seed=1"; MODEL=path/or/name in place of the shipped one
+# settings of the measurements, for example  SET="evaluation_blocks=20 seed=1"; MODEL=path/or/name in place of the shipped one
 SET     ?=
 MODEL   ?=
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
@@ -40,7 +40,7 @@ endif
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
-	@echo "  variables: MODEL=path/or/name JOBS=$(JOBS) THREADS=$(THREADS) SET='blocks=20' TORCH=cpu|cuda"
+	@echo "  variables: MODEL=path/or/name JOBS=$(JOBS) THREADS=$(THREADS) SET='evaluation_blocks=20' TORCH=cpu|cuda"
 
 book: $(STAMP)  ## measure what is missing, run the chapters that changed, build the HTML
 	@$(if $(FROM_OUTSIDE),echo "Taken from the environment: $(FROM_OUTSIDE). If another program set it: unset $(FROM_OUTSIDE)" >&2)

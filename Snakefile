@@ -1,4 +1,4 @@
-# From measurements to chapters to pages. `make book` calls it; by itself:  snakemake --cores 2 --config model=NAME blocks=20
+# From measurements to chapters to pages. `make book` calls it; by itself:  snakemake --cores 2 --config model=NAME evaluation_blocks=20
 #   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc (SUITE-DIGITS: not the default settings)
 #   those it names, data/measurements, its notebook, the rest of lib  ->  _build/chapters/NAME.ipynb, _build/evidence/N.csv
 #   all of them, book/_ext, book/_page  ->  _build/html

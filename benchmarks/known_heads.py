@@ -48,8 +48,8 @@ def main(name: str) -> int:
     """
     pipeline = Pipeline(Settings(model=name))
     model, design = pipeline.model, pipeline.design
-    pairs, labels = design.class_pairs[:4], design.label_pairs[:1]
-    prompts = design.blocks(20, SELECTION, pairs=pairs, labels=labels)
+    pairs, label_pairs = design.class_pairs[:4], design.label_pairs[:1]
+    prompts = design.blocks(20, SELECTION, pairs=pairs, label_pairs=label_pairs)
     encoded, shuffled = design.encode(prompts), design.encode(_shuffled_labels(prompts))
     heads = head_selection.with_increase(
         pipeline.measured("selection"), pipeline.measured("increase_by_norm")
@@ -154,7 +154,7 @@ def task_subspace_scores(
 
     def read(capture: Capture) -> dict[str, Tensor]:
         weight, recognition, learning = model.unembedding.weight, [], []
-        pairs = torch.tensor([e.label_pair for e in capture.prompts], device=weight.device)
+        pairs = torch.tensor([e.label_pair_ids for e in capture.prompts], device=weight.device)
         rows = widen(weight[pairs])
         inverse = torch.linalg.inv(rows @ rows.mT)
         for layer in range(model.n_layers):

@@ -1,6 +1,6 @@
 """Judge all claims of the book on one model, and compare verdicts with predictions.
 
-    python -m benchmarks.verdicts path/to/model --blocks 50     # -> OUT/MODEL/SUITE/verdicts.csv
+    python -m benchmarks.verdicts path/to/model --evaluation-blocks 50    # in OUT/MODEL/SUITE
     python -m benchmarks.verdicts mini-gpt2 --seed 1 --save   # other prompts, -> data/seeds.csv
 
 Missing measurements are made, and the chapters are run. Registered predictions are in
@@ -141,8 +141,11 @@ def save_rows(pipeline: Pipeline, table: pd.DataFrame) -> None:
         table: Rows of `verdicts`.
     """
     path, seed = data_folder() / "seeds.csv", pipeline.settings.seed
-    blocks = json.loads(_measurement(pipeline, "heads").attrs["identity"])["blocks"]
-    old, rows = read_csv(path), table.assign(model=pipeline.name, seed=seed, blocks=blocks)
+    blocks = json.loads(_measurement(pipeline, "heads").attrs["identity"])["evaluation_blocks"]
+    old, rows = (
+        read_csv(path),
+        table.assign(model=pipeline.name, seed=seed, evaluation_blocks=blocks),
+    )
     again = (
         (old["model"] == pipeline.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
     )

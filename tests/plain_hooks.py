@@ -37,7 +37,7 @@ def run(model, e, z=None, ffn=None):
             )
             stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
         logits = model.logits([e])[0]
-    true, other = e.label_pair
+    true, other = e.label_pair_ids
     return plain | {"logits": logits, "difference": float(logits[true] - logits[other])}
 
 

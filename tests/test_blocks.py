@@ -7,15 +7,15 @@ from conftest import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from towerlab.prompts.blocks import class_pairs, draw_blocks
-from twotowers.settings import Form, label_pairs
+from twotowers.settings import Template, read_label_pairs
 
-FORM = Form(2, "space")
+TEMPLATE = Template(2, "space")
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 45), st.integers(1, 6), st.integers(0, 9))
 def test_a_block_is_an_order_and_its_mirror_under_both_assignments(n, k, seed):
-    prompts = draw_blocks(n, Form(k, "line break"), seed=seed)
+    prompts = draw_blocks(n, Template(k, "line break"), seed=seed)
     assert len(prompts) == 4 * n
     for block in range(n):
         four = prompts[4 * block : 4 * block + 4]
@@ -35,20 +35,20 @@ def test_a_block_is_an_order_and_its_mirror_under_both_assignments(n, k, seed):
 
 
 def test_pairs_labels_and_classes_take_turns():
-    prompts = draw_blocks(200, FORM, seed=1)[::4]
+    prompts = draw_blocks(200, TEMPLATE, seed=1)[::4]
     assert set(Counter(p.dataset for p in prompts).values()) == {10}
     assert {p.dataset for p in prompts} == set(class_pairs())
     for pair in class_pairs():
         of_pair = [p for p in prompts if p.dataset == pair]
-        assert len({p.labels for p in of_pair}) == len(label_pairs()) == 10
+        assert len({p.labels for p in of_pair}) == len(read_label_pairs()) == 10
         assert Counter(p.query_class for p in of_pair) == dict.fromkeys(pair.split("/"), 5)
 
 
 def test_the_same_seed_gives_the_same_prompts():
     assert (
-        draw_blocks(5, FORM, seed=[0, 1])
-        == draw_blocks(5, FORM, seed=[0, 1])
-        != draw_blocks(5, FORM, seed=[0, 2])
+        draw_blocks(5, TEMPLATE, seed=[0, 1])
+        == draw_blocks(5, TEMPLATE, seed=[0, 1])
+        != draw_blocks(5, TEMPLATE, seed=[0, 2])
     )
 
 
@@ -56,9 +56,9 @@ def test_the_same_seed_gives_the_same_prompts():
     "wrong, message",
     [
         (dict(pairs=["animal/nothing"]), "no class 'nothing'"),
-        (dict(form=Form(40, "space")), "smaller k"),
+        (dict(template=Template(40, "space")), "smaller k"),
     ],
 )
 def test_refusals(wrong, message):
-    arguments = {"n": 1, "form": FORM, "seed": 0} | wrong
+    arguments = {"n": 1, "template": TEMPLATE, "seed": 0} | wrong
     refused(message, draw_blocks, **arguments)

@@ -33,7 +33,7 @@ def dataset(answer=2.0, **variables):
     nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
     numbers = {"logit_difference": ("prompt", lead), **variables}
-    identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
+    identity = json.dumps({"evaluation_blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
     about = {"identity": identity, "measurement": "heads"}
     return xr.Dataset(numbers, prompts(), sizes | about)
@@ -156,13 +156,13 @@ def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
     chapter.sets = {
         "a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}
     }
-    assert chapter.random_sets("a", "four", draws=3) and len(chapter.texts) == 0
+    assert chapter.random_sets("a", "four", n_sets=3) and len(chapter.texts) == 0
     assert (
-        chapter.random_sets("a", "eight", draws=3) == []
+        chapter.random_sets("a", "eight", n_sets=3) == []
         and "8 heads leave too few" in chapter.texts[-1]
     )
     assert (
-        chapter.random_sets("a", "none", draws=3) == []
+        chapter.random_sets("a", "none", n_sets=3) == []
         and "the rule selects no heads for the set" in chapter.texts[-1]
     )
 
@@ -195,11 +195,16 @@ def test_a_quick_look_is_called_one(monkeypatch):
 
 def test_a_parameter_that_nobody_knows_is_refused():
     refused(
-        "unknown parameter 'blcoks': did you mean 'blocks'",
+        "unknown parameter 'evaluation_blcoks': did you mean 'evaluation_blocks'",
         book.open,
-        cell("# Parameters", "blcoks = 20"),
+        cell("# Parameters", "evaluation_blcoks = 20"),
     )
-    assert book.open(cell("# Parameters", "blocks = 20") | {"blocks": 20}).settings.blocks == 20
+    assert (
+        book.open(
+            cell("# Parameters", "evaluation_blocks = 20") | {"evaluation_blocks": 20}
+        ).settings.evaluation_blocks
+        == 20
+    )
     assert book.open(cell("# Parameters", 'texts = "own"'), extra=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
 

@@ -93,9 +93,9 @@ def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypat
     model, out = handmade
     monkeypatch.setattr(files, "precomputed_models", dict)
     few = {
-        "labels": "foo/bar",
-        "blocks": 20,
-        "locate": 20,
+        "label_pairs": "foo/bar",
+        "evaluation_blocks": 20,
+        "selection_blocks": 20,
         "prompts": 4,
         "k": 2,
         "separator": "space",

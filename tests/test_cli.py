@@ -16,19 +16,19 @@ from towerlab import cli
 from towerlab.measure import pipeline
 
 BAD = [
-    (["measure", "--blocks", "0"], "greater than or equal to 1"),
+    (["measure", "--evaluation-blocks", "0"], "greater than or equal to 1"),
     (
-        ["measure", "--blocks", "1000000000"],
+        ["measure", "--evaluation-blocks", "1000000000"],
         "blocks '1000000000': expected less than or equal to 100000",
     ),
     (["measure", "--device-map", "banana"], "device_map 'banana': expected 'auto'"),
-    (["measure", "--labels", "foo"], "such as foo/bar, got 'foo'"),
+    (["measure", "--label-pairs", "foo"], "such as foo/bar, got 'foo'"),
     (["measure", "haeds"], "unknown measurement 'haeds': expected one of"),
     (["measure", "--dtype", "int8"], "expected 'float32'"),
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
-    (["book", "--set", "block=2"], "unknown parameter 'block': did you mean 'blocks'"),
+    (["book", "--set", "seeed=2"], "unknown parameter 'seeed': did you mean 'seed'"),
     (["book", "--set", "a='"], "open quote"),
     (["book", "--jobs", "0"], "at least 1"),
     (["book", "--model", "no/such/x"], "no/such/x"),

@@ -33,11 +33,12 @@ def model_of(size, folder):
 def design(rng):
     """Settings at random, of the smallest sizes above all."""
     return {
-        "blocks": rng.choice((1, 1, 2, 3)), "locate": rng.choice((1, 2, 5)),
+        "evaluation_blocks": rng.choice((1, 1, 2, 3)),
+        "selection_blocks": rng.choice((1, 2, 5)),
         "k": rng.choice((1, 1, 2)), "prompts": rng.choice((1, 2)),
         "separator": rng.choice(("space", "line break")), "top_k": rng.choice((1, 2, 5, 40)),
         "seed": rng.randrange(5),
-        "labels": rng.choice(("foo/bar", "bar/foo,baz/qux")), "texts": "sentences",
+        "label_pairs": rng.choice(("foo/bar", "bar/foo,baz/qux")), "texts": "sentences",
     }  # fmt: skip
 
 

@@ -99,9 +99,12 @@ def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
 
 
 def test_a_setting_that_nobody_knows_is_refused_with_the_nearest_name(built):
-    process = snakemake(built, "--dry-run", "--config", "block=8", "sepparator=space")
+    process = snakemake(built, "--dry-run", "--config", "evaluation_block=8", "sepparator=space")
     assert process.returncode == 1
-    assert "unknown parameter 'block': did you mean 'blocks'" in process.stdout + process.stderr
+    assert (
+        "unknown parameter 'evaluation_block': did you mean 'evaluation_blocks'"
+        in process.stdout + process.stderr
+    )
 
 
 def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):

@@ -42,10 +42,13 @@ def prompts(of_pairs, each=4, spread=0.0):
     )
 
 
-def random_sets(of_pairs, draws=20, high=0):
-    """`draws` sets with these means, `high` of them one higher, no two the same."""
+def random_sets(of_pairs, n_sets=20, high=0):
+    """`n_sets` sets with these means, `high` of them one higher, no two the same."""
     return xr.concat(
-        [prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i) for i in range(draws)],
+        [
+            prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i)
+            for i in range(n_sets)
+        ],
         "random_set",
     )
 
@@ -78,7 +81,7 @@ NATS, HALF = {"unit": "nats", "smallest_effect": None}, {"null_value": 0.5, "sma
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
         # no difference from their mean
         (UP, {"control": random_sets([0.6, 0.4, 0.6, 0.5])}, claims.NOT_SPECIFIC, {}),
-        (UP, {"control": random_sets(USUAL, draws=19)}, claims.UNDECIDED, {}),
+        (UP, {"control": random_sets(USUAL, n_sets=19)}, claims.UNDECIDED, {}),
         ([0.5], {}, claims.UNDECIDED, {}),  # one pair has no interval
         ([], {}, claims.NOT_TESTABLE, {}),
         (
@@ -120,16 +123,16 @@ def test_a_row_tells_effect_control_and_share():
         "m",
         prompts(UP),
         control=random_sets([0.1] * 4, high=2),
-        form="k = 2, space",
+        template="k = 2, space",
     )
     assert row.effect == pytest.approx(np.mean(UP)) and row.control == pytest.approx(0.2)
     assert (
         row.difference == pytest.approx(np.mean(UP) - 0.2)
         and row.exceedance == 0.1
-        and row.draws == 20
+        and row.n_random_sets == 20
     )
     assert (
-        row.form == "k = 2, space"
+        row.template == "k = 2, space"
         and 0 < row.p < 0.001
         and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
     )
@@ -229,7 +232,7 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = judge_claim(claim(control="random sets"), "m", effect, control=control)
-    assert (control.sizes["random_set"], row.draws, row.exceedance, row.verdict) == (
+    assert (control.sizes["random_set"], row.n_random_sets, row.exceedance, row.verdict) == (
         1000,
         sets,
         0,

@@ -104,7 +104,7 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
 def test_another_form_is_refused_by_name(change, message, saved, tmp_path):
     data = files.load(saved)
     write(change(data), tmp_path / "b.nc")
-    with pytest.raises(files.OtherForm, match=message):
+    with pytest.raises(files.UnexpectedVariables, match=message):
         files.load(tmp_path / "b.nc")
 
 

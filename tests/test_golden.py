@@ -43,8 +43,8 @@ def built():
 
 
 def test_a_book_of_other_settings_is_named(tmp_path):
-    (tmp_path / "settings.json").write_text('{"threads": 1, "blocks": "20"}')
-    with pytest.raises(pytest.fail.Exception, match="'blocks': '20'"):
+    (tmp_path / "settings.json").write_text('{"threads": 1, "evaluation_blocks": "20"}')
+    with pytest.raises(pytest.fail.Exception, match="'evaluation_blocks': '20'"):
         check_default(tmp_path)
 
 

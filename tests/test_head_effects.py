@@ -172,7 +172,12 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
 
 def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_labels():
     prompts = draw_blocks(
-        1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS
+        1,
+        tiny_blocks.TEMPLATE,
+        seed=0,
+        pairs=["a/b"],
+        label_pairs=["foo/bar a1"],
+        texts=tiny_blocks.TEXTS,
     )
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
     result = head_effects(tiny("gpt2"), encoded)

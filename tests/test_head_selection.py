@@ -1,4 +1,4 @@
-"""Rules that choose forms and heads, and matched controls."""
+"""Rules that select templates and heads, and matched controls."""
 
 import re
 from types import SimpleNamespace
@@ -25,15 +25,14 @@ def grid(accuracy):
 
 
 def test_the_best_learned_form_is_taken():
-    assert head_selection.form(grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})) == (
-        4,
-        "line break",
-    )
-    assert head_selection.form(grid({(2, "space"): 8, (4, "space"): 8})) == (
+    assert head_selection.select_template(
+        grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})
+    ) == (4, "line break")
+    assert head_selection.select_template(grid({(2, "space"): 8, (4, "space"): 8})) == (
         2,
         "space",
     )  # a tie: fewer demonstrations
-    assert head_selection.form(grid({(4, "space"): 6, (8, "space"): 9})) == (
+    assert head_selection.select_template(grid({(4, "space"): 6, (8, "space"): 9})) == (
         4,
         "space",
     )  # more than MAX_K cost too much
@@ -81,7 +80,7 @@ def test_a_rule_may_name_no_heads():
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in head_selection.matched_sets(heads, 6, 6, group, draws=100):
+    for control in head_selection.matched_sets(heads, 6, 6, group, n_sets=100):
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
         assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
@@ -91,15 +90,15 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
     run = Pipeline(Settings())
     run.__dict__["model"] = model
-    drawn = random_sets(run, {"a": [Head(1, 0)]}, draws=60)["a"]
+    drawn = random_sets(run, {"a": [Head(1, 0)]}, n_sets=60)["a"]
     assert {head for of in drawn for head in of} == {Head(1, h) for h in (2, 3, 4, 5)}
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
-    controls = head_selection.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
+    controls = head_selection.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, n_sets=3)
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
     refused(
-        "too few", head_selection.matched_sets, [Head(0, h) for h in range(3)], 1, 4, 1, draws=1
+        "too few", head_selection.matched_sets, [Head(0, h) for h in range(3)], 1, 4, 1, n_sets=1
     )
 
 
@@ -151,16 +150,16 @@ def of_names(pairs, labels):
 def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(
     labels, others
 ):
-    located = of_names("abcde", labels)
-    judging = located if others is None else of_names(others, labels)
+    selection = of_names("abcde", labels)
+    evaluation = selection if others is None else of_names(others, labels)
     numbers = []
-    for chooses, judges in head_selection.cross_fit_splits(
-        located, *([] if others is None else [judging])
+    for selecting, evaluating in head_selection.cross_fit_splits(
+        selection, *([] if others is None else [evaluation])
     ):
-        assert chooses.sizes["prompt"]
-        assert not set(chooses["class_pair"].values) & set(judges["class_pair"].values)
-        assert len(labels) == 1 or not set(chooses["label_pair"].values) & set(
-            judges["label_pair"].values
+        assert selecting.sizes["prompt"]
+        assert not set(selecting["class_pair"].values) & set(evaluating["class_pair"].values)
+        assert len(labels) == 1 or not set(selecting["label_pair"].values) & set(
+            evaluating["label_pair"].values
         )
-        numbers += list(judges["x"].values)
-    assert sorted(numbers) == list(range(judging.sizes["prompt"]))
+        numbers += list(evaluating["x"].values)
+    assert sorted(numbers) == list(range(evaluation.sizes["prompt"]))

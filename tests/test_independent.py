@@ -24,7 +24,7 @@ from towerlab.model.unembed import NORMS
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers.heads import Head
-from twotowers.settings import Form
+from twotowers.settings import Template
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
 ONE, EVERY = {"num_key_value_heads": 1}, {"num_key_value_heads": 4}
@@ -81,7 +81,7 @@ def pair(tiny_model):
 def check_answer(got, e, run):
     """Log-probabilities of the true label and the other, and which is said, as the logits of a run
     by hand have them."""
-    labels, top = list(e.label_pair), int(run.logits.argmax())
+    labels, top = list(e.label_pair_ids), int(run.logits.argmax())
     np.testing.assert_allclose(
         [got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR
     )
@@ -126,7 +126,8 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
     """Both plans and several slabs, in the dtype that models run in."""
     model = loading.load("mini-gpt2")
     encoded = encode_all(
-        draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer
+        draw_blocks(prompts // 2, Template(2, "space"), seed=0, label_pairs=["foo/bar"]),
+        model.tokenizer,
     )
     by_hand = Formulas(model.hf)
     for norm in NORMS:
@@ -149,7 +150,7 @@ def test_what_heads_write(pair, float64):
 
         def lead(x, e=e, run=run):
             logits = by_hand.projected(x, by_hand.scale_of(run.final))
-            return np.subtract(*logits[list(e.label_pair)])
+            return np.subtract(*logits[list(e.label_pair_ids)])
 
         blocks = [[lead(x) for x in of] for of in zip(run.attention, run.ffn, strict=True)]
         np.testing.assert_allclose(written["block_logit_difference"][i], blocks, **NEAR)
@@ -246,7 +247,7 @@ def test_every_head_ablated_alone(pair, where, float64):
                 e.ids, z=changed_at([at], lambda *_: 0.0, slice(None) if where == "all" else -1)
             )
             true, other = (log_softmax(run.logits) - log_softmax(changed.logits))[
-                list(e.label_pair)
+                list(e.label_pair_ids)
             ]
             np.testing.assert_allclose(data.log_prob_lost[i][at], true, **NEAR)
             np.testing.assert_allclose(data.logit_difference_lost[i][at], true - other, **NEAR)
@@ -276,7 +277,11 @@ def test_exchanges(pair, small_batches, float64):
     data = interchanges(model, pairs, sets)
     of_block = {e.ids: run for e, run in zip(encoded, runs, strict=True)}
     for i, (kind, base, source) in enumerate(pairs):
-        got, at, (true, other) = data.isel(prompt=i), list(base.label_positions), base.label_pair
+        got, at, (true, other) = (
+            data.isel(prompt=i),
+            list(base.label_positions),
+            base.label_pair_ids,
+        )
         plain, of_source = (of_block.get(e.ids) or by_hand.run(e.ids) for e in (base, source))
         for side, run in (("base", plain), ("source", of_source)):
             np.testing.assert_allclose(

@@ -39,6 +39,8 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
     }
     pairs = pairs_of(tiny_blocks.blocks(6, texts), tiny_blocks.tokenizer())
     assert 0 < len(pairs) < 72 and all(base.last == source.last for _, base, source in pairs)
-    of_one_length = texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], texts)
+    of_one_length = texts_of_one_length(
+        tiny_blocks.tokenizer(), tiny_blocks.TEMPLATE, ["a/b"], texts
+    )
     assert of_one_length == {"a": texts["a"][4:], "b": texts["b"]}
     assert len(pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())) == 72

@@ -28,8 +28,8 @@ def run(model, out, **settings) -> Pipeline:
             {
                 "model": str(model),
                 "out": str(out),
-                "blocks": 2,
-                "locate": 2,
+                "evaluation_blocks": 2,
+                "selection_blocks": 2,
                 "k": 1,
                 "separator": "space",
             }
@@ -58,7 +58,7 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     """Measured at the same time, neither takes the other's place (F3)."""
     a, b = other_model(tmp_path / "a/final"), tmp_path / "b/final"
     shutil.copytree(ROOT / "data/models/mini-gpt2", b)
-    options = ["--locate", "2", "--k", "1", "--separator", "space"]
+    options = ["--selection-blocks", "2", "--k", "1", "--separator", "space"]
     command = [sys.executable, "-m", "towerlab.cli", "measure", "templates", "--out", str(tmp_path)]
     processes = [subprocess.Popen([*command, *options, "--model", str(of)]) for of in (a, b)]
     assert [process.wait() for process in processes] == [0, 0]

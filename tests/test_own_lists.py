@@ -9,13 +9,13 @@ from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
 from twotowers import files, pages, settings
 from twotowers.paths import HOME
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings, Template
 
 READERS = (
     blocks.class_pairs,
     blocks.words,
     blocks.class_words,
-    settings.label_pairs,
+    settings.read_label_pairs,
     sentences.class_pairs,
     sentences.class_texts,
 )
@@ -91,7 +91,7 @@ def test_words_classes_and_labels_that_look_missing_are_words(home):
     change(home, "words/labels.csv", "foo,bar", "None,nan")
     assert "null" in blocks.class_words()["NA"] and blocks.class_pairs()[0] == "NA/number"
     (prompt, *_) = blocks.draw_blocks(
-        1, Form(1, "space"), seed=0, labels=settings.label_pairs()[:1]
+        1, Template(1, "space"), seed=0, label_pairs=settings.read_label_pairs()[:1]
     )
     assert prompt.dataset == "NA/number" and prompt.labels == ("None", "nan")
 

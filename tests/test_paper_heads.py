@@ -124,10 +124,12 @@ def test_sentences_have_no_words_of_the_other_class():
 def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labels():
     run = Pipeline(Settings(prompts=4))
     run.__dict__["measured"] = lambda name: xr.Dataset(coords={"word_set": ["animal/country"]})
-    choosing, judging = paper_heads.choosing_and_judging(run)
-    assert len(choosing) == len(judging) == 2
-    assert not {e.prompt for e in choosing} & {e.prompt for e in judging}
-    first, _, exchanged, _ = (e.prompt for e in paper_heads.with_exchanged(run.design, judging, 2))
+    selection, evaluation = paper_heads.selection_and_evaluation(run)
+    assert len(selection) == len(evaluation) == 2
+    assert not {e.prompt for e in selection} & {e.prompt for e in evaluation}
+    first, _, exchanged, _ = (
+        e.prompt for e in paper_heads.with_exchanged(run.design, evaluation, 2)
+    )
     assert exchanged == exchanged_labels(first) and exchanged.true_label == "bar"
 
 
@@ -135,16 +137,16 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
     run = Pipeline(Settings(prompts=4, out=str(tmp_path)))
     data = named_sets(run.measured("dose"))
     names = data["ranked_head"].sel(ranking="by ablation", rank=slice(1, 3)).values
-    choosing, judging = paper_heads.choosing_and_judging(run)
-    judges = paper_heads.with_exchanged(run.design, judging, 2)
+    selection, evaluation = paper_heads.selection_and_evaluation(run)
+    evaluated = paper_heads.with_exchanged(run.design, evaluation, 2)
     heads = {"three": [Head.parse(name) for name in names]}
-    zeroed = ablations(run.model, judges, heads).sel(head_set="three")
+    zeroed = ablations(run.model, evaluated, heads).sel(head_set="three")
     np.testing.assert_allclose(
         data["logit_difference"].sel(head_set="3 by ablation"),
         zeroed["logit_difference"],
         atol=1e-4,
     )
-    assert not {*data["block"].values} & {e.prompt.block for e in choosing}
+    assert not {*data["block"].values} & {e.prompt.block for e in selection}
     random = random_sets(run.measured("dose"))
     assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in dose.DOSES]
     assert random.sizes["random_set"] == 20

@@ -1,5 +1,5 @@
-"""Recipes: the factorial design, directions of other labels, what more judging blocks leave as it
-is, and what each reads."""
+"""Recipes: the factorial design, directions of other labels, what more evaluation blocks leave as
+it is, and what each reads."""
 
 import signal
 import subprocess
@@ -20,12 +20,14 @@ from towerlab.prompts.variants import factorial
 from twotowers import files, head_selection
 from twotowers.catalogue import catalogue, row_of, versions
 from twotowers.heads import Head
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings, Template
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_the_design_is_balanced(k):
-    blocks = draw_blocks(4, Form(k, "space"), seed=1, pairs=["animal/country"], labels=["foo/bar"])
+    blocks = draw_blocks(
+        4, Template(k, "space"), seed=1, pairs=["animal/country"], label_pairs=["foo/bar"]
+    )
     orders = spread_orders(blocks[0])
     assert len(set(orders)) == (2 if k == 1 else ORDERS)
     assert {order.translate(str.maketrans("TF", "FT")) for order in orders} == set(orders)
@@ -38,8 +40,8 @@ def test_the_design_is_balanced(k):
 LABELS = ("foo/bar", "baz/qux", "plugh/thud")
 
 
-def not_judging(design, n, seed, template=None, draw=Design.blocks, **of):
-    """Draws no judging block."""
+def without_evaluation(design, n, seed, template=None, draw=Design.blocks, **of):
+    """Draws no evaluation block."""
     assert seed != EVALUATION
     return draw(design, n, seed, template, **of)
 
@@ -56,9 +58,9 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
         "class_directions",
         lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}),
     )
-    run = Pipeline(Settings(k=1, separator="space", labels=LABELS))
+    run = Pipeline(Settings(k=1, separator="space", label_pairs=LABELS))
     few = run.design.intervention()
-    monkeypatch.setattr(Design, "blocks", not_judging)
+    monkeypatch.setattr(Design, "blocks", without_evaluation)
     run.__dict__["head_sets"] = {"by attention": [Head(0, 0)]}
     halves = tower_grid.other_labels(run, few)
     assert {id(e) for own, _ in halves for e in own} == {*map(id, few)}
@@ -67,25 +69,25 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
         assert heads == [Head(0, 0)]
         theirs, mine = of_directions.attrs["labels"], labels(own)
         assert not theirs & mine and theirs | mine == set(LABELS)
-    alone = Pipeline(Settings(k=1, separator="space", labels=LABELS[:1]))
+    alone = Pipeline(Settings(k=1, separator="space", label_pairs=LABELS[:1]))
     alone.__dict__["head_sets"] = run.head_sets
     assert tower_grid.other_labels(alone, [e for e in few if e.prompt.labels[0] in "foo bar"]) == []
 
 
 def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, tmp_path):
-    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no
-    judging block is drawn for them. k = 3 is no form of the grid, and an odd number cannot share
-    two labels."""
+    """Template and heads chosen on 20 evaluation blocks serve for 200: the same files are read, and
+    no evaluation block is drawn for them. k = 3 is no template of the grid, and an odd number
+    cannot share two labels."""
 
-    monkeypatch.setattr(Design, "blocks", not_judging)
+    monkeypatch.setattr(Design, "blocks", without_evaluation)
     few, many = (
         Pipeline(
             Settings(
-                blocks=n,
-                locate=2,
+                evaluation_blocks=n,
+                selection_blocks=2,
                 k=3,
                 separator="space",
-                labels=LABELS[:2],
+                label_pairs=LABELS[:2],
                 prompts=2,
                 out=str(tmp_path),
             )
@@ -136,10 +138,10 @@ def small(tmp_path_factory):
     """small(kind, ...): a run of a few blocks of two class pairs, under which no recipe is without
     meaning; what others are made from is already there."""
     settings = Settings(
-        blocks=4,
-        locate=4,
+        evaluation_blocks=4,
+        selection_blocks=4,
         k=2,
-        labels=LABELS[:2],
+        label_pairs=LABELS[:2],
         prompts=3,
         out=str(tmp_path_factory.mktemp("small")),
     )
@@ -222,7 +224,9 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
         return measure(model, encoded)
 
     monkeypatch.setattr(heads_module, "heads", heads)
-    of = dict(blocks=4, locate=1, k=1, separator="space", labels=LABELS[:2])
+    of = dict(
+        evaluation_blocks=4, selection_blocks=1, k=1, separator="space", label_pairs=LABELS[:2]
+    )
     straight, broken, elsewhere = (
         Pipeline(Settings(**of, out=str(tmp_path / name))) for name in "abc"
     )
@@ -258,7 +262,7 @@ saved, write = [], xarray.Dataset.to_netcdf
 def dies(data, path, **options):
     write(data, path, **options)
     saved.append(path)
-    if len(saved) == 4:  # forms, two parts, and the third
+    if len(saved) == 4:  # templates, two parts, and the third
         with open(path, "r+b") as file:
             file.truncate(200)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -271,7 +275,9 @@ Pipeline(Settings.from_values(dict(word.split("=", 1) for word in sys.argv[1:]))
 def test_a_process_that_is_killed_while_it_saves_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     """`kill -9` while a file is written, then the same command: also where a part is cut off."""
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 4)
-    of = dict(blocks=4, locate=1, k=1, separator="space", labels="foo/bar")
+    of = dict(
+        evaluation_blocks=4, selection_blocks=1, k=1, separator="space", label_pairs="foo/bar"
+    )
     words = [f"{name}={value}" for name, value in {**of, "out": tmp_path / "killed"}.items()]
     code = subprocess.run([sys.executable, "-c", SAVES, *words], cwd=tmp_path).returncode
     assert code == -signal.SIGKILL

@@ -9,12 +9,12 @@ from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import pipeline
 from towerlab.measure.observations import answers_of
 from twotowers import files
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings, Template
 
 
 def design(words, monkeypatch, **settings) -> pipeline.Design:
     """A design whose tokenizer knows a few words."""
-    monkeypatch.setattr(pipeline, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
+    monkeypatch.setattr(pipeline, "read_label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = word_tokenizer(["?", ":", *words])
     return pipeline.Design(Settings.from_values(settings), tokenizer, 64, xr.Dataset)
 
@@ -23,7 +23,9 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
     names = Settings.model_fields.keys() - {"model"}
     for empty in ("", None):
         assert Settings.from_values(dict.fromkeys(names, empty)) == Settings()
-    assert Settings.from_values({"labels": "auto", "k": "auto", "prompts": "auto"}) == Settings()
+    assert (
+        Settings.from_values({"label_pairs": "auto", "k": "auto", "prompts": "auto"}) == Settings()
+    )
     refused("model '': expected at least 1 item", Settings.from_values, {"model": ""})
     refused("unknown .*: did you mean 'separator'", Settings.from_values, {"sepparator": ""})
 
@@ -48,10 +50,10 @@ def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_tol
         capfd.readouterr().err
         == "mini-gpt2: label pairs left out, which its tokenizer cannot say: up/down\n"
     )
-    assert {prompt.labels for prompt in some.blocks(2, 1, Form(1, "space"))} == {("foo", "bar")}
+    assert {prompt.labels for prompt in some.blocks(2, 1, Template(1, "space"))} == {("foo", "bar")}
     assert design(["foo", "bar", "up", "down"], monkeypatch).label_pairs == ("foo/bar", "up/down")
     # what is asked for is refused later
-    assert design(["foo", "bar"], monkeypatch, labels="up/down").label_pairs == ("up/down",)
+    assert design(["foo", "bar"], monkeypatch, label_pairs="up/down").label_pairs == ("up/down",)
     refused("can say no label pair", getattr, design(["foo"], monkeypatch), "label_pairs")
 
 
@@ -67,7 +69,8 @@ def test_answers_that_are_not_finite_are_refused():
 
 
 CHANGED = (
-    "blocks=8 prompts=8 locate=8 k=2 separator=space labels=foo/bar top_k=3 seed=1 dtype=float16"
+    "evaluation_blocks=8 prompts=8 selection_blocks=8 k=2 separator=space label_pairs=foo/bar "
+    "top_k=3 seed=1 dtype=float16"
 )
 
 

@@ -97,4 +97,4 @@ def test_a_wrong_label_pair_is_named_with_its_line(tmp_path, monkeypatch):
     path = tmp_path / "words/labels.csv"
     path.write_text(path.read_text().replace("left,right,plain", "left,right,dull"))
     monkeypatch.setattr(settings, "data_folder", lambda: tmp_path)
-    refused("line 3, kind 'dull'", settings.label_pairs.__wrapped__)
+    refused("line 3, kind 'dull'", settings.read_label_pairs.__wrapped__)

@@ -17,7 +17,7 @@ from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings, Template
 
 pytestmark = needs_browser
 ODD = [
@@ -107,7 +107,7 @@ def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
     """Its prompts and its direction, at a head that the slider moves."""
     run = Pipeline(Settings())
     n = BLOCKS * len(run.design.class_pairs)
-    selection = run.design.encode(run.design.blocks(n, SELECTION, Form(2, "space")))
+    selection = run.design.encode(run.design.blocks(n, SELECTION, Template(2, "space")))
     assert [e.prompt.text for e in selection] == tinker.prompts()["selection"]
     expected = class_directions(run.model, selection)["query"].sel(class_pair="sentiment/number")
     with browser(address) as page:  # from the second class to the first

@@ -5,7 +5,7 @@ from collections import Counter
 from towerlab.prompts import variants
 from towerlab.prompts.blocks import about, draw_blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
-from twotowers.settings import Form
+from twotowers.settings import Template
 
 PROMPT = Prompt(
     tuple(Demonstration(t, lab, c) for t, lab,
@@ -36,7 +36,7 @@ def test_by_hand():
 
 
 def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
-    prompts = draw_blocks(6, Form(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
+    prompts = draw_blocks(6, Template(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
     variants_of = variants.factorial(prompts, variants.patterns(prompts[0]))
     columns = about(variants_of)
     cells = Counter(

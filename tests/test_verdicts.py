@@ -14,7 +14,14 @@ from twotowers.settings import Settings
 
 from benchmarks import verdicts
 
-FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1", "prompts": "2"}
+FEW = {
+    "evaluation_blocks": "2",
+    "selection_blocks": "2",
+    "k": "1",
+    "separator": "space",
+    "seed": "1",
+    "prompts": "2",
+}
 
 
 def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(
@@ -62,9 +69,9 @@ def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(m
     monkeypatch.setattr(Measurements, "made", lambda self, name, suite: again)
     for settings, anew in (
         ({}, False),
-        ({"blocks": 20, "locate": 4}, False),
+        ({"evaluation_blocks": 20, "selection_blocks": 4}, False),
         ({"seed": 1}, True),
-        ({"labels": "foo/bar"}, True),
+        ({"label_pairs": "foo/bar"}, True),
     ):
         chapter = book.open({"model": "smollm2-135m", **settings})
         assert (
@@ -92,7 +99,7 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
         verdicts.save_rows(run, rows)
     before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
     assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
-    assert after[after["blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()
+    assert after[after["evaluation_blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()
     assert (
         "WARNING" not in output.err
         and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()

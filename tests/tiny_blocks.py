@@ -4,10 +4,10 @@ one token a word."""
 from conftest import word_tokenizer
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers.settings import Form
+from twotowers.settings import Template
 
 TEXTS = {"a": [f"a{i}" for i in range(12)], "b": [f"b{i}" for i in range(12)]}
-FORM = Form(2, "space")
+TEMPLATE = Template(2, "space")
 
 
 def tokenizer():
@@ -19,5 +19,6 @@ def tokenizer():
 def blocks(n, texts=TEXTS, seed=0):
     """n blocks of the class pair a/b, encoded: "a0 : foo b3 : bar ... b1 :"."""
     return encode_all(
-        draw_blocks(n, FORM, seed=seed, pairs=["a/b"], labels=["foo/bar"], texts=texts), tokenizer()
+        draw_blocks(n, TEMPLATE, seed=seed, pairs=["a/b"], label_pairs=["foo/bar"], texts=texts),
+        tokenizer(),
     )

@@ -11,8 +11,9 @@ import time
 import nbformat
 from conftest import ROOT
 
-SETTINGS = "blocks=2 locate=2 k=2 separator=space labels="  # empty: auto
-PARAMETERS = """model, blocks, locate, k, separator = "mini-gpt2", 2, 2, 2, "space"
+SETTINGS = "evaluation_blocks=2 selection_blocks=2 k=2 separator=space label_pairs="  # empty: auto
+PARAMETERS = """model, evaluation_blocks, selection_blocks = "mini-gpt2", 2, 2
+k, separator = 2, "space"
 out = "_build/measurements"
 """
 MEASURED = """heads = book.open(globals()).measured("heads")

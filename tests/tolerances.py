@@ -44,7 +44,7 @@ PINNED = [
     "verdict",
     "n",
     "label_pairs",
-    "draws",
+    "n_random_sets",
     "exceedance",
     *NUMBERS,
 ]
@@ -61,7 +61,7 @@ def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
         new, old = rows.loc[row], golden.loc[row]
         lines += [
             f"{row}: {name} is {new[name]}, was {old[name]}"
-            for name in ("n", "label_pairs", "draws")
+            for name in ("n", "label_pairs", "n_random_sets")
             if new[name] != old[name]
         ]
         lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (

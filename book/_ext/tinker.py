@@ -17,7 +17,7 @@ from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from twotowers import head_selection
 from twotowers.paths import data_folder
-from twotowers.settings import Form, label_pairs
+from twotowers.settings import Template, read_label_pairs
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -72,9 +72,9 @@ def prompts() -> dict[str, list[str]]:
     selection, others = (
         draw_blocks(
             n * len(class_pairs()),
-            Form(2, "space"),
+            Template(2, "space"),
             seed=[0, seed],
-            labels=label_pairs(("nonsense",)),
+            label_pairs=read_label_pairs(("nonsense",)),
         )
         for n, seed in ((BLOCKS, SELECTION), (10, 3))
     )
@@ -94,7 +94,7 @@ def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
     """
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
-    labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
+    labels = [label for pair in read_label_pairs(("nonsense",)) for label in pair.split("/")]
     data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels}
     data |= {"prompts": prompts(), "files": files}
     return f"window.twotowersData = {json.dumps(data)};\n"

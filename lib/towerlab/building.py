@@ -51,7 +51,7 @@ def build(
     """Update measurements, chapters and pages: this process becomes Snakemake.
 
     Args:
-        texts: Settings, such as "blocks=20 seed=1".
+        texts: Settings, such as "evaluation_blocks=20 seed=1".
         model: Model in place of the shipped model, or None.
         jobs: Number of jobs at a time, if there is no profile.
         threads: Number of threads of each job.

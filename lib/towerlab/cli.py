@@ -1,11 +1,11 @@
 """Command line: measure a model, precompute its measurements for the book, build the book.
 
-    twotowers measure heads query_key_vectors --model path/to/model --blocks 20
-    twotowers precompute path/to/model --blocks 200  # interrupted, the same command continues
-    twotowers book --set "blocks=20 seed=1"         # `make book` calls this
+    twotowers measure heads query_key_vectors --model path/to/model --evaluation-blocks 20
+    twotowers precompute path/to/model --evaluation-blocks 200       # resumes if interrupted
+    twotowers book --set "evaluation_blocks=20 seed=1"         # `make book` calls this
 
-    >>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
-    '20'
+    >>> vars(parser().parse_args(["measure", "heads", "--top-k", "3"]))["top_k"]
+    '3'
 
 The modules of a command are imported when it is called: torch takes seconds, and the error of a
 mistyped option does not need it.
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """
     top = argparse.ArgumentParser(
         prog="twotowers",
-        description="Example: twotowers measure --model path/to/model --blocks 20\n\n"
+        description="Example: twotowers measure --model path/to/model --evaluation-blocks 20\n\n"
         "Measure models, store measurements for the book, and build the book.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
     measure = add_command(
         "measure",
-        "heads answers --model path/to/model --blocks 20",
+        "heads answers --model path/to/model --evaluation-blocks 20",
         "Measure a model. Existing measurements are reused.",
     )
     measure.add_argument(
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )
     precompute = add_command(
         "precompute",
-        "path/to/model --blocks 200 --prompts 200",
+        "path/to/model --evaluation-blocks 200 --prompts 200",
         "Measure a model into data/measurements, for every page to show.",
     )
     precompute.add_argument("model", help=Settings.model_fields["model"].description)
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         add_settings(command, excluded)
     book = add_command(
         "book",
-        '--model path/to/model --set "blocks=20" --jobs 2',
+        '--model path/to/model --set "evaluation_blocks=20" --jobs 2',
         "Measure, run the chapters that changed, and build the pages.",
     )
     book.add_argument("--model", help="model in place of the shipped one")

@@ -37,7 +37,7 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
 from twotowers.heads import Head, Heads
 from twotowers.measurements import Measurements
-from twotowers.settings import Form, Settings
+from twotowers.settings import Settings, Template
 from twotowers.tables import shown_name
 
 DRAWS = 1000
@@ -102,12 +102,14 @@ class Model:
         return self.chapter.sets[self.name]
 
     @property
-    def form(self) -> Form:
+    def template(self) -> Template:
         """Prompt template of the measurements: the given one, otherwise the best-learned one."""
         given = json.loads(self.heads.attrs["identity"])
         if given["k"] and given["separator"]:
-            return Form(given["k"], given["separator"])
-        return head_selection.form(self.chapter.measured("templates", labels="all")[self.name])
+            return Template(given["k"], given["separator"])
+        return head_selection.select_template(
+            self.chapter.measured("templates", labels="all")[self.name]
+        )
 
     def check_learned(self) -> None:
         """Check that the model learns the task.
@@ -144,21 +146,22 @@ class Model:
         for selects, evaluates in head_selection.cross_fit_splits(selection, target):
             if not selects.sizes["prompt"]:
                 raise NotTestable(
-                    "no selection block has other classes and other labels: give more (locate)"
+                    "no selection block has other classes and other labels: give more "
+                    "(selection_blocks)"
                 )
             yield head_selection.head_sets(selects, self.chapter.settings.top_k), evaluates
 
-    def draw_random_sets(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
+    def draw_random_sets(self, heads: Heads, n_sets: int = DRAWS) -> list[list[Head]]:
         """Return random sets that are matched to a set of heads.
 
         Args:
             heads: Heads to match.
-            draws: Number of random sets. The same set may occur more than once.
+            n_sets: Number of random sets. The same set may occur more than once.
         """
         n_layers, n_heads, n_kv = (
             int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
         )
-        return head_selection.matched_sets(heads, n_layers, n_heads, n_heads // n_kv, draws)
+        return head_selection.matched_sets(heads, n_layers, n_heads, n_heads // n_kv, n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
@@ -221,9 +224,9 @@ class Model:
                 raise NotTestable(f"the rule selects no heads for the set '{claim.heads}'")
             splits.append((sets[claim.heads], evaluates))
         chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
-        draws = self.draw_random_sets(chosen) if claim.control == "random sets" else []
+        random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
         # The same random head in every split.
-        replacements = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]
+        replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
         # In order: equal sets, equal numbers.
         parts = [
             evidence.mean_over_sets(
@@ -234,7 +237,7 @@ class Model:
         ]
         joined = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
         return joined.isel(random_set=0, drop=True), (
-            joined.isel(random_set=slice(1, None)) if draws else None
+            joined.isel(random_set=slice(1, None)) if random else None
         )
 
 
@@ -276,7 +279,7 @@ class Chapter(Measurements):
         control: Mapping[str, xr.DataArray] | None = None,
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
-        form: str = "",
+        template: str = "",
     ) -> None:
         """Judge one claim for every model, show its sentence, and keep its rows of evidence.
 
@@ -293,7 +296,7 @@ class Chapter(Measurements):
                 the claim that the model learns the task.
             untestable: Reason by model why the claim has no meaning there. Such a model needs no
                 values.
-            form: Prompt template, if it is not the best-learned one of the model.
+            template: Prompt template, if it is not the best-learned one of the model.
 
         Raises:
             TwoTowersError: If values or control do not fit the line. The message names claim and
@@ -313,7 +316,9 @@ class Chapter(Measurements):
                 model_denominator = None if denominator is None else denominator[model]
                 random = None if control is None else control.get(model)
                 rows.append(
-                    self._judged(line, model, values[model], model_denominator, random, gate, form)
+                    self._judged(
+                        line, model, values[model], model_denominator, random, gate, template
+                    )
                 )
             except NotTestable as error:
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
@@ -321,14 +326,14 @@ class Chapter(Measurements):
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         details = "; ".join(
             f"{shown_name(row.model)}: {row.prompts / row.n:.3g} prompts a class pair, {row.n} × "
-            f"{row.label_pairs} class and label pairs, {row.form}"
+            f"{row.label_pairs} class and label pairs, {row.template}"
             for row in rows
             if row.n
         )
         self._show(line, rows, "Prompts", details)
         table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
         # Without a control or a threshold a chart would only repeat the sentence.
-        if len(table) and (line.null_value or table["draws"].any()):
+        if len(table) and (line.null_value or table["n_random_sets"].any()):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(table, title=line.measure + unit, null_value=line.null_value)
             display(chart.properties(description=line.statement))
@@ -341,7 +346,7 @@ class Chapter(Measurements):
         denominator: xr.DataArray | None,
         random: xr.DataArray | None,
         gate: bool,
-        form: str,
+        template: str,
     ) -> EvidenceRow:
         """Return the row of evidence of one claim and model."""
         if name not in self.models:
@@ -351,16 +356,16 @@ class Chapter(Measurements):
             model.check_learned()
         effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
-            draws = random.sizes["random_set"]  # files hold those that this rule draws
+            n_sets = random.sizes["random_set"]  # files hold those that this rule draws
             sets = model.draw_random_sets(
-                model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws
+                model.sets[claim.heads], n_sets // 2 if "directions" in claim.control else n_sets
             )
             names = [str(sorted(heads)) for heads in sets] + [
-                str(i) for i in range(len(sets), draws)
+                str(i) for i in range(len(sets), n_sets)
             ]
             control = control.assign_coords(sets=("random_set", names))
         logit_difference = intervals.mean(model.heads["logit_difference"]).estimate
-        form = form or str(model.form)
+        template = template or str(model.template)
         row = evidence.judge_claim(
             claim,
             name,
@@ -368,7 +373,7 @@ class Chapter(Measurements):
             denominator=denominator,
             control=control,
             logit_difference=logit_difference,
-            form=form,
+            template=template,
         )
         if claim.control == "random sets" and model.heads.attrs["key_value_heads"] == 1:
             remark = ", from other layers, since all heads of a layer share their keys"
@@ -382,7 +387,7 @@ class Chapter(Measurements):
         self.rows = [row for row in self.rows if row.claim != statement.id] + rows
         display(HTML(pages.sentence(statement, rows, summary, details)))
 
-    def random_sets(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
+    def random_sets(self, model: str, name: str, n_sets: int) -> list[tuple[Head, ...]]:
         """Return different random sets that are matched to a named set.
 
         They have the same layers and other key-value groups. If the model has no other heads, or if
@@ -391,7 +396,7 @@ class Chapter(Measurements):
         Args:
             model: Name of the model.
             name: Name of the set.
-            draws: Number of draws. Draws of the same set count once.
+            n_sets: Number of sets to draw. Equal sets count once.
         """
         heads = self.sets[model][name]
         try:
@@ -400,7 +405,7 @@ class Chapter(Measurements):
             return list(
                 dict.fromkeys(
                     tuple(sorted(drawn))
-                    for drawn in self.models[model].draw_random_sets(heads, draws)
+                    for drawn in self.models[model].draw_random_sets(heads, n_sets)
                 )
             )
         except NotTestable as error:

@@ -38,9 +38,10 @@ class Version(Row):
     """Module of `towerlab.measure` whose function _NAME makes the measurement"""
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
-    on: Literal["locate", "blocks", "few", "prompts"]
-    """Blocks that it is made from. With "locate", more evaluation blocks do not change it. With
-    "prompts", it is made from the paper's own sets, and only PAPER_SETTINGS decide it."""
+    prompts: Literal["selection_blocks", "evaluation_blocks", "intervention_blocks", "paper_sets"]
+    """Prompts that it is made from. With "selection_blocks", more evaluation blocks do not change
+    it. With "paper_sets", it is made from the paper's own sets, and only PAPER_SETTINGS decide
+    it."""
     passes: PositiveFloat
     """Cost of a prompt in plain forward passes, timed for SmolLM2-135M"""
     sentences: Optional
@@ -49,9 +50,9 @@ class Version(Row):
     """Digest of its code when this version was pinned (tests/test_versions.py)"""
 
     @property
-    def judges(self) -> bool:
+    def is_evaluation(self) -> bool:
         """Whether the measurement is made on evaluation blocks or on the paper's own sets."""
-        return self.on != "locate"
+        return self.prompts != "selection_blocks"
 
 
 @cache
@@ -107,12 +108,12 @@ def fault(data: xr.Dataset) -> str:
     Args:
         data: A measurement.
     """
-    form = variables().get(data.attrs.get("measurement", ""), {})
+    expected = variables().get(data.attrs.get("measurement", ""), {})
     if NOT_TESTABLE in data.attrs:
         return ""
-    if different := {*form} ^ {*map(str, data.data_vars)}:
+    if different := {*expected} ^ {*map(str, data.data_vars)}:
         return f"missing or unknown variables: {', '.join(sorted(different))}"
-    for name, row in form.items():
+    for name, row in expected.items():
         array = data[name]
         found = {*array.dims}, array.attrs.get("units")
         if found != ({*row.dims}, row.units):

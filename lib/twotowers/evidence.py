@@ -77,13 +77,13 @@ class Control:
         mean: Mean effect over the different random sets, with its interval.
         difference: Difference of the claim's effect and `mean`, with its interval.
         exceedance: Share of the random sets whose effect is at least as large as the claim's.
-        draws: Number of different random sets.
+        n_random_sets: Number of different random sets.
     """
 
     mean: Interval
     difference: Interval
     exceedance: float
-    draws: int
+    n_random_sets: int
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class EvidenceRow:
         control, control_low, control_high: Mean of the random sets with its 95% interval.
         difference, difference_low, difference_high: Effect minus control with its 95% interval.
         exceedance: Share of the random sets that reach the effect.
-        draws: Number of different random sets.
+        n_random_sets: Number of different random sets.
         p: Two-sided p-value of the hypothesis that the effect equals the null.
         prompts, n, label_pairs: Numbers of prompts, of class pairs and of label pairs.
-        form: Prompt template.
+        template: Prompt template.
         smallest_effect: Smallest effect of interest, in `unit`.
         unit: Unit of the effect.
         figure: Figure of this book for a result of the paper.
@@ -130,12 +130,12 @@ class EvidenceRow:
     difference_low: float = np.nan
     difference_high: float = np.nan
     exceedance: float = np.nan
-    draws: int = 0
+    n_random_sets: int = 0
     p: float = np.nan
     prompts: int = 0
     n: int = 0
     label_pairs: int = 0
-    form: str = ""
+    template: str = ""
     smallest_effect: float = np.nan
     unit: str = ""
     figure: str = ""
@@ -227,7 +227,7 @@ def judge(
         return SMALL
     if control is None:
         return HOLDS
-    if control.draws < MIN_RANDOM_SETS:
+    if control.n_random_sets < MIN_RANDOM_SETS:
         return UNDECIDED
     return (
         HOLDS
@@ -244,7 +244,7 @@ def judge_claim(
     denominator: xr.DataArray | None = None,
     control: xr.DataArray | None = None,
     logit_difference: float = np.nan,
-    form: str = "",
+    template: str = "",
 ) -> EvidenceRow:
     """Judge one claim on one model.
 
@@ -256,7 +256,7 @@ def judge_claim(
         control: The same values of random sets, over (random_set, prompt). An optional coordinate
             `sets` has the names of the sets.
         logit_difference: The model's own logit difference (nats).
-        form: Prompt template, in words.
+        template: Prompt template, in words.
 
     Returns:
         Row of evidence. Its verdict is "not testable" if there are no prompts, or if the mean of
@@ -283,16 +283,20 @@ def judge_claim(
     parts = {"effect": effect}
     numbers: dict[str, Any] = {
         "prompts": values.size,
-        "form": form,
+        "template": template,
         "smallest_effect": smallest_effect,
     }
     if random_sets is not None:
         parts |= {"control": random_sets.mean, "difference": random_sets.difference}
-        numbers |= {"exceedance": random_sets.exceedance, "draws": random_sets.draws}
-        reach = round(random_sets.exceedance * random_sets.draws)
-        p = (reach + 1) / (random_sets.draws + 1)  # the set in question is counted with the others
+        numbers |= {
+            "exceedance": random_sets.exceedance,
+            "n_random_sets": random_sets.n_random_sets,
+        }
+        reach = round(random_sets.exceedance * random_sets.n_random_sets)
+        # The set in question is counted with the others.
+        p = (reach + 1) / (random_sets.n_random_sets + 1)
         words += f"; control {random_sets.mean.estimate:{claim.format}}, {reach:,} of "
-        words += f"{random_sets.draws:,} different {claim.control} reach it (p = {p:.2g})"
+        words += f"{random_sets.n_random_sets:,} different {claim.control} reach it (p = {p:.2g})"
     for name, part in parts.items():
         numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
     return verdict_row(
@@ -535,12 +539,12 @@ def judge_result(
     verdict = size = result.judge(value)
     numbers: dict[str, Any] = {"effect": value}
     if random is not None and (lists := np.asarray(random, dtype=float)).size:
-        numbers |= {"control": float(np.nanmean(lists)), "draws": lists.size}
+        numbers |= {"control": float(np.nanmean(lists)), "n_random_sets": lists.size}
         if size in (AGREES, IN_PART):
             minimum = result.agrees if size == AGREES else result.part
             numbers["exceedance"] = float((lists >= minimum - 1e-9).mean())  # type: ignore[operator]
     if size == AGREES and random is not None:
-        if numbers.get("draws", 0) < MIN_RANDOM_SETS:
+        if numbers.get("n_random_sets", 0) < MIN_RANDOM_SETS:
             verdict = UNTESTED
         elif numbers["exceedance"] > MAX_EXCEEDANCE:
             verdict = UNSPECIFIC

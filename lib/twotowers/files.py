@@ -1,7 +1,7 @@
 """Measurement files: identity, folder, reader, and the precomputed measurements.
 
     >>> sorted(json.loads(identity("templates", Settings(), "mini-gpt2@0")))[:4]
-    ['dtype', 'k', 'labels', 'locate']
+    ['dtype', 'k', 'label_pairs', 'model']
     >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
     30
 
@@ -43,7 +43,7 @@ TEXTS = {
     "published": ("sentences/files.csv", "words/labels.csv", "words/stop_words.txt"),
 }
 """Suite -> the files in data that its prompts are drawn from"""
-NUMBERS = {"blocks", "locate", "prompts"}
+NUMBERS = {"evaluation_blocks", "selection_blocks", "prompts"}
 """Settings that count prompts"""
 PAPER_SETTINGS = {"suite", "prompts", "seed", "dtype"}
 """Settings that decide a measurement of the paper's own sets"""
@@ -53,7 +53,7 @@ DIGITS_OF_NAMES = 6
 """Number of hexadecimal digits that tell folders apart"""
 
 
-class OtherForm(TwoTowersError):
+class UnexpectedVariables(TwoTowersError):
     """A measurement that differs from data/variables.csv."""
 
 
@@ -99,9 +99,9 @@ def _deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, 
         **dump: Arguments of `Settings.model_dump`.
     """
     row = row_of(name)
-    if row.on == "prompts":
+    if row.prompts == "paper_sets":
         return settings.model_dump(include=PAPER_SETTINGS, **dump)
-    others = OTHER_SETTINGS if row.judges else OTHER_SETTINGS | {"blocks"}
+    others = OTHER_SETTINGS if row.is_evaluation else OTHER_SETTINGS | {"evaluation_blocks"}
     return settings.model_dump(exclude=others, **dump)
 
 
@@ -237,11 +237,11 @@ def load(path: Path) -> xr.Dataset:
 
     Raises:
         TwoTowersError: If the file cannot be read.
-        OtherForm: If the file differs from data/variables.csv.
+        UnexpectedVariables: If the file differs from data/variables.csv.
     """
     data = read(path)
     if difference := fault(data):
-        raise OtherForm(f"cannot use '{path}': {difference}; measure it again")
+        raise UnexpectedVariables(f"cannot use '{path}': {difference}; measure it again")
     return data
 
 

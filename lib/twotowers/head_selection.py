@@ -26,7 +26,7 @@ import xarray as xr
 
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads, listed
-from twotowers.settings import Form
+from twotowers.settings import Template
 
 HEADS_PER_SET = 5
 MAX_K = 4
@@ -36,7 +36,7 @@ RANDOM_LISTS, SINGLE_HEADS = 1000, 20
 RANKINGS = ("attribution", "increase", "attention difference", "written logit difference")
 
 
-def form(templates: xr.Dataset) -> Form:
+def select_template(templates: xr.Dataset) -> Template:
     """Return the best-learned prompt template of the grid.
 
     Args:
@@ -49,7 +49,7 @@ def form(templates: xr.Dataset) -> Form:
     k, separator = (
         (table["top_answer"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
     )
-    return Form(int(k), str(separator))
+    return Template(int(k), str(separator))
 
 
 def attention_difference(heads: xr.Dataset) -> xr.DataArray:
@@ -160,7 +160,7 @@ def matched_sets(
     n_layers: int,
     n_heads: int,
     group: int,
-    draws: int,
+    n_sets: int,
     measured: np.ndarray | None = None,
 ) -> list[list[Head]]:
     """Return random sets with the same number of heads in the same layers.
@@ -173,7 +173,7 @@ def matched_sets(
         n_layers: Number of layers of the model.
         n_heads: Number of heads of a layer.
         group: Number of heads that share their keys and values.
-        draws: Number of random sets. The same set may occur more than once.
+        n_sets: Number of random sets. The same set may occur more than once.
         measured: Booleans over (layer, head), true for heads that can be drawn; by default all.
 
     Raises:
@@ -195,7 +195,7 @@ def matched_sets(
             "choose fewer (top_k)"
         )
     rng, sets = np.random.default_rng([0, 44]), []
-    for _ in range(draws):
+    for _ in range(n_sets):
         pools = {layer: rng.permutation(free[layer]).tolist() for layer in free}
         picks = []
         for layer, _ in heads:
@@ -267,13 +267,13 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
         name: sorted({*data[name].values, *target[name].values})
         for name in ("class_pair", "label_pair")
     }
-    first, judging = (
+    first, evaluation = (
         [values[name].isin(sorted_names[::2]) for name, sorted_names in names.items()]
         for values in (data, target)
     )
     for pair, label in itertools.product((True, False), repeat=2):
         selects = (first[0] != pair) & ((first[1] != label) | (len(names["label_pair"]) == 1))
-        evaluates = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
+        evaluates = target.isel(prompt=((evaluation[0] == pair) & (evaluation[1] == label)).values)
         if evaluates.sizes["prompt"]:
             yield data.isel(prompt=selects.values), evaluates
 

@@ -106,7 +106,7 @@ class Measurements:
     ) -> dict[str, xr.Dataset]:
         """Return a measurement of every model with its random sets."""
         suite = suite or self.settings.suite
-        labels = labels or ("arbitrary" if catalogue.row_of(name).judges else "all")
+        labels = labels or ("arbitrary" if catalogue.row_of(name).is_evaluation else "all")
         if (suite, name) not in self._open:
             self._open[suite, name] = self._files(name, suite)
         every = self._open[suite, name].items()

@@ -58,11 +58,11 @@ def _numbers(row: Any, statement: Statement) -> str:
     if not isinstance(statement, PaperResult) or pd.isna(row.effect):
         return ""
     text = f"{row.effect:z.2f}"
-    if row.draws:
+    if row.n_random_sets:
         reach = (
             ""
             if pd.isna(row.exceedance)
-            else f", {row.exceedance:.0%} of {row.draws:,.0f} reach it"
+            else f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} reach it"
         )
         text += f"; random lists {row.control:z.2f}{reach}"
     return text + ("" if pd.isna(row.firmness) else f"; firm in {row.firmness:.0%}")
@@ -89,7 +89,8 @@ def all_evidence() -> pd.DataFrame:
         if pairs < QUICK:
             note(
                 f"A quick look at {shown_name(str(model))}: {pairs} class pairs, so intervals are "
-                "wide, and few claims can be decided. Verdicts of the book rest on blocks=50 or "
+                "wide, and few claims can be decided. Verdicts of the book rest on "
+                "evaluation_blocks=50 or "
                 "more."
             )
     return rows

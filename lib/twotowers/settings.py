@@ -1,8 +1,8 @@
 """Settings of a measurement, prompt templates and label pairs.
 
-    >>> Settings.from_values({"model": "mini-gpt2", "blocks": "50"}).blocks
-    50
-    >>> str(Form(4, "line break"))
+    >>> Settings.from_values({"model": "mini-gpt2", "top_k": "3"}).top_k
+    3
+    >>> str(Template(4, "line break"))
     'k = 4, line break'
 
 The parameter cell of a notebook, `papermill -p` and `twotowers measure` all use this module.
@@ -30,7 +30,7 @@ SEPARATORS = {"space": " ", "line break": "\n"}
 """Text between two demonstrations by name. The paper has a space."""
 
 
-class Form(NamedTuple):
+class Template(NamedTuple):
     """A prompt template: the number of demonstrations and their separator.
 
     Attributes:
@@ -59,7 +59,7 @@ class LabelPair(Row):
 
 
 @cache
-def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
+def read_label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
     """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar".
 
     Args:
@@ -86,7 +86,9 @@ def _check_labels(labels: Sequence[str]) -> None:
         )
 
 
-DEFAULT = dict.fromkeys(("k", "separator", "labels", "prompts"), "auto") | {"device_map": "none"}
+DEFAULT = dict.fromkeys(("k", "separator", "label_pairs", "prompts"), "auto") | {
+    "device_map": "none"
+}
 """Words that mean the default of a setting, as an empty value does for all settings"""
 OUT = "_build/measurements"
 MAX_COUNT = 100_000
@@ -135,15 +137,15 @@ class Settings(BaseModel):
     """shipped or precomputed model, folder, or hub id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts of the prompts: words, sentences (the book's own) or published (public data sets)"""
-    blocks: Count = 50
+    evaluation_blocks: Count = 50
     """number of evaluation blocks, of four prompts each, on which every head is measured"""
-    locate: Count = 40
+    selection_blocks: Count = 40
     """number of selection blocks, on which the prompt template and the heads are chosen"""
     k: Count | None = None
     """number of demonstrations of each class; auto: that of the best-learned template"""
     separator: Literal["space", "line break"] | None = None
     """separator of demonstrations: space, line break, or auto"""
-    labels: Annotated[list[str], BeforeValidator(_pairs)] = []
+    label_pairs: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs, such as foo/bar,left/right; auto: all pairs of data/words/labels.csv"""
     prompts: Count | None = None
     """number of prompts of each of the paper's sets; auto: 200 for a shipped model, else 20"""

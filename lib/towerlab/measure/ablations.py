@@ -9,7 +9,7 @@ colon between text and label also attends to the text and can pass it on, so it 
 Attention knockout: Geva et al. 2023; in halves of the layers, for label words: Wang et al. 2023.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
     >>> two = {"two": [(0, 1), (1, 0)]}
     >>> data = ablations(pipeline.model, pipeline.design.intervention(), two)
     >>> data["head_set"].values.tolist(), data["logit_difference"].dims
@@ -129,7 +129,7 @@ def _single_head_ablations(pipeline: Pipeline) -> Recipe:
     This gives the second list of the EMNLP version.
     """
     design = pipeline.design
-    blocks = design.blocks(max(1, pipeline.settings.locate // 4), SELECTION)
+    blocks = design.blocks(max(1, pipeline.settings.selection_blocks // 4), SELECTION)
     return Recipe(single_head_ablations, design.encode(blocks), ("last",))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import TwoTowersError
-from twotowers.settings import SEPARATORS, Form
+from twotowers.settings import SEPARATORS, Template
 
 from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
@@ -58,7 +58,7 @@ def _templates(pipeline: Pipeline) -> Recipe:
     s = pipeline.settings
     ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MAX_K]
     # This raises an error if not even the shortest prompt can be read.
-    pipeline.design.selection(Form(ks[0], s.separator or "space"))
+    pipeline.design.selection(Template(ks[0], s.separator or "space"))
     return Recipe(with_template, _in_templates(pipeline, ks))
 
 
@@ -79,9 +79,9 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
 def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """Return the prompts of the selection blocks in each template that the model can read."""
     separator, out = pipeline.settings.separator, []
-    for form in product(ks, [separator] if separator else SEPARATORS):
+    for template in product(ks, [separator] if separator else SEPARATORS):
         with suppress(TwoTowersError):
-            out += pipeline.design.selection(Form(*form))
+            out += pipeline.design.selection(Template(*template))
     return out
 
 

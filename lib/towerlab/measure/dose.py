@@ -15,7 +15,7 @@ from twotowers.heads import Head, named
 
 from towerlab.measure.ablations import ablations
 from towerlab.measure.observations import with_dims
-from towerlab.measure.paper_heads import choosing_and_judging, mean_increases, with_exchanged
+from towerlab.measure.paper_heads import mean_increases, selection_and_evaluation, with_exchanged
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import DRAWS, random_sets
@@ -34,8 +34,8 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     turn.
     """
     design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
-    choosing, judging = choosing_and_judging(pipeline)
-    foo, bar = mean_increases(pipeline, "dose", choosing)
+    selection, evaluation = selection_and_evaluation(pipeline)
+    foo, bar = mean_increases(pipeline, "dose", selection)
     most = max(DOSES)
     by_increase, by_ablation = (
         head_selection.top_heads(of, most, minimum=-np.inf) for of in ((foo + bar) / 2, lost)
@@ -53,8 +53,8 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
             random |= random_sets(pipeline, {name: sets[name]}, DRAWS)
         except NotTestable:  # too few other heads are left
             break
-    judges = with_exchanged(design, judging, min(PROMPTS, design.n_prompts // 2 or 1))
-    data = pipeline.make("dose", Recipe(ablations, judges, (), sets, random))
+    evaluated = with_exchanged(design, evaluation, min(PROMPTS, design.n_prompts // 2 or 1))
+    data = pipeline.make("dose", Recipe(ablations, evaluated, (), sets, random))
     names = [named(heads) for heads in rankings.values()]
     lists = xr.Dataset(with_dims("dose", {"ranked_head": names}))
     return data.merge(lists.assign_coords(ranking=list(rankings), rank=range(1, most + 1)))

@@ -6,7 +6,7 @@ the two labels exchanged. *Texts exchanged* has the demonstrations of the two cl
 other's places, and the same right answer.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
     >>> data = single_head_effects(pipeline.model, pipeline.design.intervention())
     >>> own, exchanged = data["attention_difference"]             # by the origin of the query
     >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2

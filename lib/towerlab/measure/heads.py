@@ -3,7 +3,7 @@
 Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
     >>> data = heads(pipeline.model, pipeline.design.intervention())
     >>> dict(data["attention"].sizes)
     {'prompt': 4, 'layer': 4, 'head': 8, 'demonstration': 4}

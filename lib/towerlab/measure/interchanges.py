@@ -11,7 +11,7 @@ is the other label:
   label.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=40, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=40, k=2, separator="space"))
     >>> pairs = pairs_of(pipeline.design.intervention(), pipeline.model.tokenizer)
     >>> sorted({pair.kind for pair in pairs})
     ['keys', 'query', 'values']

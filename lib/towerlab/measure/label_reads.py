@@ -5,7 +5,7 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 `true_label` and `label_pair` give the label of each demonstration.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
     >>> data = label_reads(pipeline.model, pipeline.design.intervention(), [Head(1, 0)])
     >>> data["own_rank"].dims, data["selected_head"].values.tolist()
     (('prompt', 'selected_head', 'demonstration'), ['1-0'])
@@ -87,7 +87,7 @@ def label_reads(
     values = torch.from_numpy(each.pop("values"))
     if ranks:
         tokens = torch.tensor(  # (prompt, demonstration, 2)
-            [[e.label_pair[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
+            [[e.label_pair_ids[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
         ).to(model.device)
         of_heads = [
             unembed.rank(

@@ -225,7 +225,7 @@ def answers_of(
     if not log_prob.isfinite().all():
         raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
     true, other = log_prob.unbind(-1)
-    is_label = top[..., None] == torch.tensor([e.label_pair for e in batch])
+    is_label = top[..., None] == torch.tensor([e.label_pair_ids for e in batch])
     top_answer = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
     return {
         name: x.movedim(-1, 0)

@@ -112,7 +112,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
     return observations("paper_ablations", encoded, arrays, **names)
 
 
-def choosing_and_judging(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
+def selection_and_evaluation(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
     """Return the prompts that select heads, and the prompts that evaluate them, with foo true.
 
     Args:
@@ -124,8 +124,8 @@ def choosing_and_judging(pipeline: Pipeline) -> tuple[list[Encoded], list[Encode
     sets = pipeline.measured("paper")["word_set"].values.tolist()
     encoded = encoded_sets(pipeline.design, sets)
     n = min(CHOOSE, max(1, pipeline.design.n_prompts // 2))
-    judging = [e for e in encoded if e.prompt.block >= n]
-    return [e for e in encoded if e.prompt.block < n], judging or encoded
+    evaluation = [e for e in encoded if e.prompt.block >= n]
+    return [e for e in encoded if e.prompt.block < n], evaluation or encoded
 
 
 def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
@@ -145,21 +145,21 @@ def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]
 
 
 def mean_increases(
-    pipeline: Pipeline, name: str, choosing: Prompts
+    pipeline: Pipeline, name: str, selection: Prompts
 ) -> tuple[xr.DataArray, xr.DataArray]:
     """Return the mean increases with foo and with bar true, over selection prompts.
 
     Args:
         pipeline: Pipeline of the model.
         name: Measurement in which this is a stage.
-        choosing: Selection prompts with foo true, which the measurement "paper" has.
+        selection: Selection prompts with foo true, which the measurement "paper" has.
 
     Returns:
         Mean increases (layer, head) with foo true and with bar true, in nats.
     """
     foo = pipeline.measured("paper")["increase"]
-    chosen_on = foo["block"].isin([e.prompt.block for e in choosing]).values
-    exchanged = pipeline.design.encode([exchanged_labels(e.prompt) for e in choosing])
+    chosen_on = foo["block"].isin([e.prompt.block for e in selection]).values
+    exchanged = pipeline.design.encode([exchanged_labels(e.prompt) for e in selection])
     bar = pipeline.make(name, Recipe(increases, exchanged))["increase"]
     return foo.isel(prompt=chosen_on).mean("prompt"), bar.mean("prompt")
 
@@ -172,18 +172,18 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     if pipeline.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
-    choosing, judging = choosing_and_judging(pipeline)
-    tried = with_exchanged(design, choosing, ALONE)
+    selection, evaluation = selection_and_evaluation(pipeline)
+    tried = with_exchanged(design, selection, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     single = pipeline.make(name, Recipe(single_head_ablations, tried, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, choosing), lost)
+    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, selection), lost)
 
-    judges = with_exchanged(design, judging, min(JUDGE, design.n_prompts // 2 or 1))
+    evaluated = with_exchanged(design, evaluation, min(JUDGE, design.n_prompts // 2 or 1))
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
-    zeroed = pipeline.make(name, Recipe(ablations, judges, (), sets, random))
-    looked = pipeline.make(name, Recipe(looked_at, judges, (heads,)))
+    zeroed = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
+    looked = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
     of_heads = xr.Dataset(
         {
             "foo_head": ("rank", named(foo_heads)),
@@ -202,9 +202,9 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """
     name, design = "paper_remedies", pipeline.design
     most = min(MITIGATE, design.n_prompts // 3 or 1)
-    judges = with_exchanged(design, choosing_and_judging(pipeline)[1], most)
+    evaluated = with_exchanged(design, selection_and_evaluation(pipeline)[1], most)
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
     random = random_sets(pipeline, sets, DRAWS)
-    data = pipeline.make(name, Recipe(remedied, judges, (REMEDIED,), sets, random))
+    data = pipeline.make(name, Recipe(remedied, evaluated, (REMEDIED,), sets, random))
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))

@@ -4,7 +4,7 @@ Answers on a grid of templates -> the template -> heads on selection blocks -> s
 everything else, on evaluation blocks. Files in `out` are a cache: a measurement with another
 identity is made again. torch is loaded when something is measured.
 
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=200))
+    >>> pipeline = Pipeline(Settings(model="mini-gpt2", evaluation_blocks=200))
     >>> pipeline.path("heads").name             # `pipeline.measured("heads")` opens or makes it
     'heads.nc'
     >>> pipeline.part_size("heads"), pipeline.part_size("head_effects")
@@ -32,7 +32,7 @@ from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
 from twotowers.paths import is_own, shipped_models, slug
-from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
+from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import loading
@@ -140,15 +140,15 @@ class Design:
     def label_pairs(self) -> tuple[str, ...]:
         """Label pairs of the settings, or all default pairs that the tokenizer can encode."""
         default = (pair for pair in self._default_pairs if pair not in self.unsayable)
-        return tuple(self.settings.labels or default)
+        return tuple(self.settings.label_pairs or default)
 
     @property
     def _default_pairs(self) -> tuple[str, ...]:
         """Default label pairs; a shipped model has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
-            return label_pairs(("nonsense",))
+            return read_label_pairs(("nonsense",))
         words = self.settings.suite == "words"
-        return label_pairs() if words else label_pairs(("nonsense", "plain"))
+        return read_label_pairs() if words else read_label_pairs(("nonsense", "plain"))
 
     @cached_property
     def unsayable(self) -> Mapping[str, str]:
@@ -161,44 +161,50 @@ class Design:
         """
         out: dict[str, str] = {}
         n, model = len(self.class_pairs), slug(self.settings.model)
-        for pair in () if self.settings.labels else self._default_pairs:
+        for pair in () if self.settings.label_pairs else self._default_pairs:
             try:
                 # A block of each class pair is tried, since classes may be the labels.
                 for separator in SEPARATORS:
-                    prompts = self.blocks(n, 0, Form(1, separator), labels=[pair])
+                    prompts = self.blocks(n, 0, Template(1, separator), label_pairs=[pair])
                     encode_all(prompts, self.tokenizer)
             except TwoTowersError as error:
                 out[pair] = str(error)
         if out and len(out) == len(self._default_pairs):
             raise TwoTowersError(
                 f"the tokenizer of {model} can say no label pair ({next(iter(out.values()))}); "
-                "see labels=..."
+                "see label_pairs=..."
             )
         if out:
             say(f"{model}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
         return out
 
     @cached_property
-    def template(self) -> Form:
+    def template(self) -> Template:
         """Template of the settings, or the best-learned template of the grid."""
         k, separator = self.settings.k, self.settings.separator
-        return Form(k, separator) if k and separator else head_selection.form(self.answers())
+        return (
+            Template(k, separator)
+            if k and separator
+            else head_selection.select_template(self.answers())
+        )
 
-    def blocks(self, n: int, seed: int, template: Form | None = None, **of: Any) -> list[Prompt]:
+    def blocks(
+        self, n: int, seed: int, template: Template | None = None, **of: Any
+    ) -> list[Prompt]:
         """Return blocks of prompts, of all class pairs, label pairs and texts by default.
 
         Args:
             n: Number of blocks.
             seed: Seed, SELECTION or EVALUATION.
             template: Template, or None for the template of the design.
-            **of: Arguments `pairs`, `labels` and `texts` of `draw_blocks`.
+            **of: Arguments `pairs`, `label_pairs` and `texts` of `draw_blocks`.
 
         Returns:
             Prompts, four for each block.
         """
         of = {"pairs": self.class_pairs, "texts": self.texts} | of
-        if "labels" not in of:
-            of["labels"] = self.label_pairs
+        if "label_pairs" not in of:
+            of["label_pairs"] = self.label_pairs
         return draw_blocks(n, template or self.template, seed=[self.settings.seed, seed], **of)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -212,7 +218,7 @@ class Design:
         """
         return encode_all(prompts, self.tokenizer, self.context)
 
-    def selection(self, template: Form | None = None) -> list[Encoded]:
+    def selection(self, template: Template | None = None) -> list[Encoded]:
         """Return the prompts of the selection blocks.
 
         They select the template and the heads, and are not used for evaluation.
@@ -223,18 +229,20 @@ class Design:
         Returns:
             Encoded prompts.
         """
-        return self.encode(self.blocks(self.settings.locate, SELECTION, template))
+        return self.encode(self.blocks(self.settings.selection_blocks, SELECTION, template))
 
     def evaluation(self, share: float = 1.0) -> list[Encoded]:
         """Return the prompts of the first evaluation blocks.
 
         Args:
-            share: Number of blocks, as a multiple of the settings' `blocks`.
+            share: Number of blocks, as a multiple of the settings' `evaluation_blocks`.
 
         Returns:
             Encoded prompts.
         """
-        return self.encode(self.blocks(max(1, round(share * self.settings.blocks)), EVALUATION))
+        return self.encode(
+            self.blocks(max(1, round(share * self.settings.evaluation_blocks)), EVALUATION)
+        )
 
     def intervention(self) -> list[Encoded]:
         """Return the prompts of the evaluation blocks for interventions.
@@ -251,7 +259,7 @@ class Design:
         It is two blocks of every class pair, or a quarter of all blocks if that is more, and at
         most all blocks.
         """
-        n_blocks = self.settings.blocks
+        n_blocks = self.settings.evaluation_blocks
         return min(n_blocks, max(2 * len(self.class_pairs), round(n_blocks / 4)))
 
     @property
@@ -364,7 +372,7 @@ class Pipeline:
             attribute NOT_TESTABLE contains the reason.
         """
         path = self.path(name)
-        with suppress(files.OtherForm):  # other code wrote it
+        with suppress(files.UnexpectedVariables):  # other code wrote it
             if path.is_file():
                 data = files.load(path)
                 if data.attrs["identity"] == self.identity(name) and AGAIN not in data.attrs:
@@ -448,7 +456,7 @@ class Pipeline:
 
     def _attributes(self, name: str, seconds: float) -> dict[str, str | int | float]:
         """Return the attributes of the file of a measurement."""
-        model, of_paper = self.model, catalogue.row_of(name).on == "prompts"
+        model, of_paper = self.model, catalogue.row_of(name).prompts == "paper_sets"
         return {
             "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,
             "quantisation": getattr(model.config, "made_from", {}).get("quantisation", ""),

@@ -48,8 +48,8 @@ class Recipe:
         """Named sets, followed by the random sets."""
         random = {
             f"{name}{RANDOM}{i}": one
-            for name, draws in self.control.items()
-            for i, one in enumerate(draws)
+            for name, random_sets in self.control.items()
+            for i, one in enumerate(random_sets)
         }
         return {**self.sets, **random}
 

@@ -23,22 +23,25 @@ BY_ATTENTION = "by attention"
 
 
 def random_sets(
-    pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], draws: int = DRAWS
+    pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], n_sets: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
     """Return random sets matched to each set, without any head of that set.
 
     Args:
         pipeline: Pipeline of the model.
         sets: Name -> heads.
-        draws: Number of random sets of each set; in a preview at most DRAWS.
+        n_sets: Number of random sets of each set; in a preview at most DRAWS.
 
     Returns:
         Name -> random sets.
     """
-    model, draws = pipeline.model, min(draws, DRAWS) if pipeline.settings.blocks < QUICK else draws
+    model, n_sets = (
+        pipeline.model,
+        min(n_sets, DRAWS) if pipeline.settings.evaluation_blocks < QUICK else n_sets,
+    )
     group = model.n_heads // model.n_key_value_heads
     return {
-        name: head_selection.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
+        name: head_selection.matched_sets(heads, model.n_layers, model.n_heads, group, n_sets)
         for name, heads in sets.items()
     }
 
@@ -62,9 +65,9 @@ def other_halves(
     selection = of_labels(pipeline.measured("selection"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     splits = []
-    for chooses, judges in head_selection.cross_fit_splits(selection, prompts):
-        heads = head_selection.head_sets(chooses, pipeline.settings.top_k)[name]
-        splits.append(([encoded[i] for i in judges["at"].values], heads))
+    for selecting, evaluating in head_selection.cross_fit_splits(selection, prompts):
+        heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[name]
+        splits.append(([encoded[i] for i in evaluating["at"].values], heads))
     return splits if all(heads for _, heads in splits) else []
 
 

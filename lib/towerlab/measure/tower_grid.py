@@ -4,7 +4,7 @@ Chapter 11. The interventions are activation additions (Turner et al. 2023; Rims
 within heads: they change a head's attention, and nothing that it reads or writes at a position.
 
     >>> from twotowers.settings import Settings
-    >>> pipeline = Pipeline(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=2, k=2, separator="space"))
     >>> design = pipeline.design
     >>> prompts = design.encode(design.blocks(4, 1, pairs=design.class_pairs[:2]))
     >>> moved = {"one": ([(2, 0)], class_directions(pipeline.model, prompts))}

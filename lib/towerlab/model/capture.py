@@ -220,7 +220,7 @@ def label_log_probs(
         label (batch, label).
     """
     logits = widen(logits).log_softmax(-1)
-    words = torch.tensor([e.label_pair for e in batch], device=logits.device)
+    words = torch.tensor([e.label_pair_ids for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 
@@ -239,7 +239,9 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
         Rows (batch, d_model).
     """
     unembedding = model.unembedding
-    true, other = widen(unembedding.weight[torch.tensor([e.label_pair for e in capture.prompts]).T])
+    true, other = widen(
+        unembedding.weight[torch.tensor([e.label_pair_ids for e in capture.prompts]).T]
+    )
     rows = unembed.fold_norm(unembedding, true - other)
     return rows / unembed.norm_scale(capture.resid_final, unembedding).to(rows)[:, None]
 

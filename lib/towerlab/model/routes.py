@@ -162,7 +162,7 @@ def logit_differences(
     """
     unembedding = model.unembedding
     normed = final_normed(model, final)
-    words = torch.tensor([e.label_pair for e in batch], device=model.device)
+    words = torch.tensor([e.label_pair_ids for e in batch], device=model.device)
     rows = unembedding.weight[words].to(normed.dtype)
     logits = torch.einsum("...bd,bwd->...bw", normed, rows)
     logits = logits if unembedding.bias is None else logits + unembedding.bias[words]

@@ -5,10 +5,10 @@ and false demonstrations exchanged), each under both assignments of two labels t
 Over a block neither a position nor a label word tells the class. So the mean logit difference is
 the effect of the texts (the *choice*), and a preference for one label word cancels (the *bias*).
 
-    >>> prompts = draw_blocks(20, Form(4, "line break"), seed=1)
+    >>> prompts = draw_blocks(20, Template(4, "line break"), seed=1)
     >>> len(prompts), len({prompt.dataset for prompt in prompts})
     (80, 20)
-    >>> [prompt.order for prompt in draw_blocks(1, Form(1, "space"), seed=1)]
+    >>> [prompt.order for prompt in draw_blocks(1, Template(1, "space"), seed=1)]
     ['TF', 'FT', 'TF', 'FT']
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
+from twotowers.settings import OWN_NAMES, SEPARATORS, Template, read_label_pairs
 from twotowers.tables import read_csv
 
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
@@ -66,11 +66,11 @@ def class_words() -> Mapping[str, list[str]]:
 
 def draw_blocks(
     n: int,
-    form: Form,
+    template: Template,
     *,
     seed: int | Sequence[int],
     pairs: Sequence[str] = (),
-    labels: Sequence[str] = (),
+    label_pairs: Sequence[str] = (),
     texts: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Prompt]:
     """Return n blocks of four prompts each, with class pairs and label pairs in turn.
@@ -81,10 +81,10 @@ def draw_blocks(
 
     Args:
         n: Number of blocks.
-        form: Template: the number of demonstrations of each class, and the separator.
+        template: Template: the number of demonstrations of each class, and the separator.
         seed: Seed of the draw.
         pairs: Class pairs; by default all of data/words/pairs.csv.
-        labels: Label pairs; by default all of data/words/labels.csv.
+        label_pairs: Label pairs; by default all of data/words/labels.csv.
         texts: Class -> texts to draw from; by default the word lists.
 
     Returns:
@@ -93,21 +93,21 @@ def draw_blocks(
     Raises:
         TwoTowersError: If a class is unknown, or has fewer than k + 2 texts that are no labels.
     """
-    pairs, labels = pairs or class_pairs(), labels or label_pairs()
+    pairs, label_pairs = pairs or class_pairs(), label_pairs or read_label_pairs()
     texts = texts or class_words()
-    taken = {*"/".join([*labels, *(pairs if OWN_NAMES in labels else ())]).split("/")}
+    taken = {*"/".join([*label_pairs, *(pairs if OWN_NAMES in label_pairs else ())]).split("/")}
     for name in {*"/".join(pairs).split("/")}:
         if name not in texts:
             raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
-        if (n_texts := len({*texts[name]} - taken)) < form.k + 2:
+        if (n_texts := len({*texts[name]} - taken)) < template.k + 2:
             raise TwoTowersError(
-                f"k={form.k} needs {form.k + 2} texts of the class {name} that are no labels, "
-                f"there are {n_texts}: smaller k, or more texts"
+                f"k={template.k} needs {template.k + 2} texts of the class {name} that are no "
+                f"labels, there are {n_texts}: smaller k, or more texts"
             )
-    rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
+    rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), template.k])
     rounds = -(-n // len(pairs))
     turns = [
-        np.ravel([rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))])
+        np.ravel([rng.permutation(len(label_pairs)) for _ in range(-(-rounds // len(label_pairs)))])
         for _ in pairs
     ]
     class_turns = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
@@ -115,10 +115,10 @@ def draw_blocks(
     for block in range(n):
         turn, at = divmod(block, len(pairs))
         classes = pairs[at].split("/")
-        label_pair = labels[turns[at][turn]]
+        label_pair = label_pairs[turns[at][turn]]
         words = classes if label_pair == OWN_NAMES else label_pair.split("/")
         asked = int(class_turns[at][turn])
-        prompts += _block(block, pairs[at], tuple(words), asked, form, texts, rng)
+        prompts += _block(block, pairs[at], tuple(words), asked, template, texts, rng)
     return prompts
 
 
@@ -127,7 +127,7 @@ def _block(
     pair: str,
     labels: tuple[str, ...],
     asked: int,
-    form: Form,
+    template: Template,
     texts: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> list[Prompt]:
@@ -137,15 +137,15 @@ def _block(
     # A class may have its own name among its texts.
     pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
-    order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
+    order = rng.permuted(np.arange(2 * template.k) % 2).astype(bool)
     for assignment in (labels, labels[::-1]):
         label = dict(zip(classes, assignment, strict=True))
         for is_true in (order, ~order):
             texts_of = {own: iter(true), other: iter(false)}
             shown = [own if of_own else other for of_own in is_true]
             demonstrations = [Demonstration(next(texts_of[cls]), label[cls], cls) for cls in shown]
-            of_pair = own, pair, SEPARATORS[form.separator], block
-            out.append(Prompt(demonstrations, true[form.k], label[own], labels, *of_pair))
+            of_pair = own, pair, SEPARATORS[template.separator], block
+            out.append(Prompt(demonstrations, true[template.k], label[own], labels, *of_pair))
     return out
 
 
@@ -189,7 +189,7 @@ def donors_of(encoded: Prompts) -> dict[str, list[int]]:
 
 
 def texts_of_one_length(
-    tokenizer, form: Form, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
+    tokenizer, template: Template, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Return texts with equal numbers of tokens within each class pair.
 
@@ -199,7 +199,7 @@ def texts_of_one_length(
 
     Args:
         tokenizer: Tokenizer of the model.
-        form: Template of the prompts.
+        template: Template of the prompts.
         pairs: Class pairs.
         texts: Class -> texts.
 
@@ -208,19 +208,19 @@ def texts_of_one_length(
     """
     out = {}
     for pair in pairs:
-        lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
+        lengths = {cls: _lengths(texts[cls], tokenizer, template) for cls in pair.split("/")}
         counts = [Counter(of_text.values()) for of_text in lengths.values()]
         scarcer = counts[0] & counts[1]  # in the class with fewer texts
         length = max(sorted(scarcer), key=scarcer.__getitem__, default=(0, 0))
-        if scarcer[length] >= form.k + 2:
+        if scarcer[length] >= template.k + 2:
             for cls, of_text in lengths.items():
                 out[cls] = [text for text in of_text if of_text[text] == length]
     return out
 
 
-def _lengths(texts: Sequence[str], tokenizer, form: Form) -> dict[str, tuple[int, int]]:
+def _lengths(texts: Sequence[str], tokenizer, template: Template) -> dict[str, tuple[int, int]]:
     """Return for each text its tokens as a prompt's first text, and after a demonstration."""
-    labels, separator = ("foo", "bar"), SEPARATORS[form.separator]
+    labels, separator = ("foo", "bar"), SEPARATORS[template.separator]
     prompts = [
         Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator)
         for text in texts

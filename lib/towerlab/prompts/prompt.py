@@ -126,7 +126,7 @@ class Encoded:
         return self.label_positions, self.last
 
     @property
-    def label_pair(self) -> tuple[int, int]:
+    def label_pair_ids(self) -> tuple[int, int]:
         """Ids of the followed tokens of both labels, the true label first."""
         return self.true_id, next(
             token for token in self.label_ids.values() if token != self.true_id
