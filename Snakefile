@@ -20,7 +20,7 @@ from twotowers.settings import Settings
 
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 THREADS = int(config.pop("threads", 1))
-settings = Settings.of(config)  # raises for a name of no setting
+settings = Settings.from_values(config)  # raises for a name of no setting
 given = {name: value for name, value in config.items() if value not in ("", None)}  # empty: auto
 MODEL, OUT = Pipeline(settings).name, settings.out
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

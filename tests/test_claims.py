@@ -62,7 +62,7 @@ def cell(column, value, line=3):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (cell("null", "O"), "line 3, null 'O'"),
+        (cell("null_value", "O"), "line 3, null_value 'O'"),
         (cell("id", "learned"), "line 3, id 'learned' twice"),
         (
             cell("heads", "writer", 6),

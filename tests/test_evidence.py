@@ -157,7 +157,7 @@ def names(values):
             r"of values: expected \(prompt\), got \(layer, prompt\); take means",
         ),
         (prompts(UP).drop_vars("label_pair"), {}, "missing coordinate 'label_pair'"),
-        (prompts(UP), {"denominator": prompts(UP[:3])}, "whole differ in their prompts"),
+        (prompts(UP), {"denominator": prompts(UP[:3])}, "denominator differ in their prompts"),
         (prompts(UP), {"denominator": prompts([1.0, np.nan, 1.0, 1.0])}, "expected finite numbers"),
         (
             prompts(UP),
