@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book/_page"
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import explorer  # noqa: E402
-import first  # noqa: E402, F401
-import tinker  # noqa: E402
+import opening_page  # noqa: E402, F401
+import playground_page  # noqa: E402
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -34,7 +34,7 @@ BROKEN_RULES = """async () =>
   (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
   .map(rule => `${rule.id} (${rule.nodes.length} places): ${rule.nodes[0].html.slice(0, 200)}`)"""
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
-PUSHED = ["3-5", *HEADS[:3], "3-7"]
+STEERED = ["3-5", *HEADS[:3], "3-7"]
 # No inline script, handler or eval.
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
 <meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy"
@@ -48,7 +48,7 @@ def page_of(folder: Path, data: str, scripts, styles, body: str) -> str:
     head = "".join(f'<script defer src="{source.as_uri()}"></script>' for source in sources)
     head += "".join(
         f'<link rel="stylesheet" href="{(PAGE / name).as_uri()}">'
-        for name in ("book.css", "tinker.css", *styles)
+        for name in ("book.css", "playground-page.css", *styles)
     )
     (folder / "page.html").write_text(
         f"{HEAD}{head}<body class='bd-article'><main><h1>t</h1>{body}</main></body>", "utf8"
@@ -57,13 +57,13 @@ def page_of(folder: Path, data: str, scripts, styles, body: str) -> str:
 
 
 def playground(folder: Path) -> str:
-    data = tinker.script(ROOT / "data/models/mini-gpt2", HEADS, PUSHED)
+    data = playground_page.script(ROOT / "data/models/mini-gpt2", HEADS, STEERED)
     return page_of(
         folder,
         data,
-        tinker.SCRIPTS[1:],
+        playground_page.SCRIPTS[1:],
         [],
-        "<h2>t</h2>" + (PAGE / "tinker.html").read_text("utf8"),
+        "<h2>t</h2>" + (PAGE / "playground-page.html").read_text("utf8"),
     )
 
 
@@ -121,11 +121,11 @@ def broken_rules(page) -> list[str]:
 
 
 def text(page, kind: str) -> str:
-    return re.sub("[\u2068\u2069]", "", page.text_content(f".tinker-{kind}"))
+    return re.sub("[\u2068\u2069]", "", page.text_content(f".playground-{kind}"))
 
 
 def fields(page) -> list[str]:
-    return page.locator("#tinker input[type=text]").evaluate_all(
+    return page.locator("#playground-page input[type=text]").evaluate_all(
         "all => all.map((field) => field.value)"
     )
 
@@ -133,5 +133,5 @@ def fields(page) -> list[str]:
 def refuses(page, fragment: str) -> None:
     """An address that holds no state of the page gives a line."""
     page.evaluate("(hash) => { location.hash = hash; }", fragment)
-    page.wait_for_function("document.querySelector('.tinker-error').textContent")
+    page.wait_for_function("document.querySelector('.playground-error').textContent")
     assert "cannot read" in text(page, "error")

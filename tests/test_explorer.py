@@ -127,12 +127,12 @@ def test_scenes_are_guessed_first_and_their_words_are_true(address):
     that."""
     right = [1, 2, 2, 2, 1]
     with browser(address) as page:
-        scenes = page.locator(".tinker-scenes button")
+        scenes = page.locator(".playground-scenes button")
         assert scenes.count() == len(right)
         for i, option in enumerate(right, 1):
             scenes.nth(i - 1).click()
             assert page.locator(".heads-card table").count() == 0
-            page.locator(".tinker-question button").nth(option).click()
+            page.locator(".playground-question button").nth(option).click()
             assert text(page, "score") == f"{i} of {i} right"
             assert page.locator(".heads-card table").count() == 1
 
@@ -154,4 +154,4 @@ def test_the_address_holds_the_state_and_refuses_another(address):
             refuses(page, f"{state}&{wrong}")
             assert page.text_content(".heads-card") == before
             page.evaluate("(hash) => { location.hash = hash; }", state)
-            page.wait_for_function("!document.querySelector('.tinker-error').textContent")
+            page.wait_for_function("!document.querySelector('.playground-error').textContent")

@@ -61,7 +61,7 @@ LOOK = r"""() => {
     if (image.complete && !image.naturalWidth)
       faults.push(`image not loaded: ${image.src.slice(0, 100)}`);
   }
-  const controls = ':is(#first, #heads, #tinker) :is(button, input, select)';
+  const controls = ':is(#opening-page, #heads, #playground-page) :is(button, input, select)';
   for (const control of document.querySelectorAll(controls)) {
     const { width, height } = control.getBoundingClientRect();
     if (control.checkVisibility() && Math.min(width, height) < 24)
@@ -105,29 +105,29 @@ def test_pages_show_everything_without_a_network(width, mode, home, request):
 @needs_browser
 @needs_book
 @pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
-def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, home):
+def test_the_first_screen_shows_answer_findings_and_links(width, height, mode, home):
     with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
-        ends = {part: page.locator(f".first-{part}")
+        ends = {part: page.locator(f".opening-{part}")
                 .evaluate("e => e.getBoundingClientRect().bottom")
-                for part in ("says", "findings", "doors")}  # fmt: skip
-        fragment = page.locator("#first").evaluate("e => e.outerHTML")
-        doors = page.locator(".first-doors a")
-        leads = doors.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-        assert leads == ["tinker.html", "figure-by-figure.html", "#run"]
+                for part in ("says", "findings", "links")}  # fmt: skip
+        fragment = page.locator("#opening-page").evaluate("e => e.outerHTML")
+        links = page.locator(".opening-links a")
+        leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+        assert leads == ["playground-page.html", "figure-by-figure.html", "#run"]
     assert max(ends.values()) <= height, ends
     files = [
         fragment.encode(),
-        *((HTML / f"_static/book/first.{kind}").read_bytes() for kind in ("js", "css")),
+        *((HTML / f"_static/book/opening-page.{kind}").read_bytes() for kind in ("js", "css")),
     ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
     assert re.search(r"<b>\d+ of \d+</b> tests agree", fragment) and "Not tested" in fragment
 
 
 SHOWN = """() => ({
-  parts: [...document.querySelectorAll('.first-live rect')]
+  parts: [...document.querySelectorAll('.opening-live rect')]
     .map((rect) => +rect.getAttribute('width')),
-  text: document.querySelector('.first-says').textContent,
-  rows: [...document.querySelectorAll('.first-live tbody tr')]
+  text: document.querySelector('.opening-says').textContent,
+  rows: [...document.querySelectorAll('.opening-live tbody tr')]
     .map((row) => row.innerText.replace(/\\s+/g, ' ')),
 })"""
 
@@ -137,32 +137,32 @@ SHOWN = """() => ({
 def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(home):
     with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
         assert (
-            page.locator(".first-says").is_visible()
-            and not page.locator(".first-buttons").is_visible()
+            page.locator(".opening-says").is_visible()
+            and not page.locator(".opening-buttons").is_visible()
         )
-        lines = page.locator(".first-live noscript li")
+        lines = page.locator(".opening-live noscript li")
         assert lines.count() == 3 and lines.first.is_visible()
         computed = [
             re.findall(r"“(.+?)” \((\d+%)\)", line)[-1] for line in lines.all_text_contents()
         ]
     with browser(f"{home}book/intro.html", home=home) as page:
-        static, buttons = page.evaluate(SHOWN), page.locator(".first-buttons button")
+        static, buttons = page.evaluate(SHOWN), page.locator(".opening-buttons button")
         buttons.first.focus()
         for i, (word, share) in enumerate(computed):
             page.keyboard.press("Enter" if i % 2 else "Space")
             page.wait_for_function(
-                "(word) => document.querySelector('.first-says b').textContent === word", arg=word
+                "(word) => document.querySelector('.opening-says b').textContent === word", arg=word
             )
-            page.wait_for_selector(".first-live:not([aria-busy])")
+            page.wait_for_selector(".opening-live:not([aria-busy])")
             changed = page.evaluate(SHOWN)
             assert changed["rows"][-1].endswith(share) and changed["parts"] != static["parts"]
-            assert page.locator(".first-buttons [aria-pressed=true]").count() == 1
+            assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
             page.keyboard.press("Tab")
         page.keyboard.press("Shift+Tab")
         # a second press takes the change back: now the engine's numbers stand there
         page.keyboard.press("Enter")
         page.wait_for_function(
-            "(text) => document.querySelector('.first-says').textContent === text",
+            "(text) => document.querySelector('.opening-says').textContent === text",
             arg=static["text"],
         )
         again = page.evaluate(SHOWN)
@@ -212,7 +212,7 @@ def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(hom
         )  # its total and its direct effect
         line.locator("a").click()
         page.wait_for_selector("#heads.ready")
-        assert page.evaluate("document.querySelector('.tinker-error')?.textContent ?? ''") == ""
+        assert page.evaluate("document.querySelector('.playground-error')?.textContent ?? ''") == ""
         assert page.locator("#heads select").nth(3).input_value() == head
 
 

@@ -29,7 +29,7 @@ chapter.figure("2.1", alt.Chart(table).mark_bar().encode(x="x:Q"), "Bars.")
 
 WITHOUT = """import re
 MARK = re.compile("(?!)")
-set_address = write_image = for_one_page = write_data = add_scripts = lambda *_: None
+set_address = write_image = add_scripts = write_data = add_scripts = lambda *_: None
 """
 """In place of the first screen, the playground and the explorer: they load torch twice a build, and
 these pages have none"""
@@ -58,7 +58,7 @@ def make(home):
         "data/models/mini-gpt2",
     ):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("first", "tinker", "explorer"):
+    for name in ("opening_page", "playground_page", "explorer"):
         (home / f"book/_ext/{name}.py").write_text(WITHOUT)
     for name in (
         "Snakefile",

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from stage import stage
+from assemble_pages import assemble_pages
 
 BUILD = Path("_build")
 
@@ -87,8 +87,8 @@ def main() -> int:
         Exit status.
     """
     try:
-        stage(Path(), BUILD / "stage")
-        why = sphinx(BUILD / "stage", BUILD / "sphinx", BUILD / "sphinx.log")
+        assemble_pages(Path(), BUILD / "assembled")
+        why = sphinx(BUILD / "assembled", BUILD / "sphinx", BUILD / "sphinx.log")
         if not why:
             _put_in_place(BUILD / "sphinx/_build/html", BUILD / "html")
     except (OSError, ValueError) as error:

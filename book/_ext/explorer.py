@@ -1,6 +1,6 @@
 """Data of the page "Heads you can open": every head of every model, on real prompts.
 
-    write_data(stage, target)    # heads-data.js next to the page's other scripts
+    write_data(source, target)    # heads-data.js next to the page's other scripts
     explored("smollm2-135m", "words", folder)
 
 Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is
@@ -23,7 +23,7 @@ from twotowers.tables import shown_name
 
 SCRIPTS = (
     "heads-data.js",
-    "tinker-draw.js",
+    "playground-draw.js",
     "heads-plane.js",
     "heads-card.js",
     "heads-scenes.js",
@@ -376,20 +376,20 @@ def script(folder: Path) -> str:
     return f"window.twotowersHeads = {text};\n"
 
 
-def write_data(stage: Path, target: Path) -> None:
+def write_data(source: Path, target: Path) -> None:
     """Write `heads-data.js` into the folder of the built book's scripts.
 
     Args:
-        stage: Folder of the sources.
+        source: Folder of the sources.
         target: Folder of the scripts.
     """
-    (target / SCRIPTS[0]).write_text(script(stage.parent / "measurements"), "utf8")
+    (target / SCRIPTS[0]).write_text(script(source.parent / "measurements"), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
     """Add the scripts to the explorer's page only."""
     if 'id="heads"' in (context.get("body") or ""):
-        for name in ("tinker.css", "heads.css"):
+        for name in ("playground-page.css", "heads.css"):
             app.add_css_file(f"book/{name}")
         for name in SCRIPTS:
             app.add_js_file(f"book/{name}", loading_method="defer")

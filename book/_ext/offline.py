@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import explorer
-import first
-import tinker
+import opening_page
+import playground_page
 import vl_convert
 from sphinx.errors import ExtensionError
 
@@ -32,9 +32,9 @@ def _write_files(app) -> None:
     shutil.rmtree(target / "pictures", ignore_errors=True)
     if (pictures := Path(app.srcdir) / "pictures").is_dir():
         shutil.copytree(pictures, target / "pictures")
-    tinker.write_data(Path(app.srcdir), target)
+    playground_page.write_data(Path(app.srcdir), target)
     explorer.write_data(Path(app.srcdir), target)
-    first.write_image(app, target)
+    opening_page.write_image(app, target)
     vega = target / "vega.js"
     # A function hides the names of the three libraries from other scripts.
     if not vega.exists():
@@ -45,7 +45,7 @@ def _write_files(app) -> None:
         )
 
 
-def for_one_page(app, pagename, templatename, context, doctree) -> None:
+def add_scripts(app, pagename, templatename, context, doctree) -> None:
     """Add Vega (0.9 MB, once) to pages with a chart only."""
     body = context["body"] = (context.get("body") or "").replace(TOGGLE, "<summary>")
     if '<div class="chart"' in body:
@@ -74,16 +74,16 @@ def setup(app) -> dict:
     Raises:
         ExtensionError: If the sources have no figures and no verdicts.
     """
-    if (Path(app.srcdir) / "Snakefile").is_file():  # these are not the sources of stage.py
+    if (Path(app.srcdir) / "Snakefile").is_file():  # these are not the sources of assemble_pages.py
         raise ExtensionError("these sources have no figures and no verdicts: run `make book`")
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
-    app.connect("config-inited", first.set_address)
+    app.connect("config-inited", opening_page.set_address)
     app.connect("builder-inited", _write_files)
     app.connect("env-updated", _every_page)
-    app.connect("html-page-context", for_one_page)
-    app.connect("html-page-context", tinker.add_scripts)
+    app.connect("html-page-context", add_scripts)
+    app.connect("html-page-context", playground_page.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
-    app.connect("html-page-context", first.for_one_page)
+    app.connect("html-page-context", opening_page.add_scripts)
     # A new number lets Sphinx read all pages again.
     return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}

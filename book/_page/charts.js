@@ -1,4 +1,4 @@
-// Charts are drawn from the data that stand in the page (book/_ext/stage.py). Their text and lines take the page's ink, so
+// Charts are drawn from the data that stand in the page (book/_ext/assemble_pages.py). Their text and lines take the page's ink, so
 // light and dark need no redrawing.
 (() => {
   const ink = { labelColor: "currentColor", titleColor: "currentColor", subtitleColor: "currentColor" };

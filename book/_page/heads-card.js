@@ -63,7 +63,7 @@
   function towers(heads, name) {
     const found = heads.towers[name];
     if (!found) return [small(`${MISSING} for this head.`)];
-    const sides = found.pair.split("/"), picture = make("svg:svg", { viewBox: "0 0 220 124", role: "img", class: "tinker-plane",
+    const sides = found.pair.split("/"), picture = make("svg:svg", { viewBox: "0 0 220 124", role: "img", class: "playground-plane",
       "aria-label": `Queries (crosses) and keys (circles) of ${sides.join(" and ")} on a plane.` });
     for (const [u, v, c, query] of found.points.toReversed())  // queries on top
       picture.append(mark([10 + 2 * u, 114 - 1.04 * v], query ? 4 : 3,

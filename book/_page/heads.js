@@ -112,8 +112,8 @@
     input: (event) => change({ [side]: Number(event.target.valueAsNumber.toPrecision(3)) }) })]));
   const outputs = Object.fromEntries(["x", "y"].map((side) => [side, make("output")]));
   const counts = make("div", { class: "heads-counts" });
-  const told = make("p", { class: "tinker-told", "aria-live": "polite" }), question = make("div", { class: "tinker-question" });
-  const score = make("span", { class: "tinker-score" }), error = make("p", { class: "tinker-error", role: "alert" });
+  const told = make("p", { class: "playground-told", "aria-live": "polite" }), question = make("div", { class: "playground-question" });
+  const score = make("span", { class: "playground-score" }), error = make("p", { class: "playground-error", role: "alert" });
   const shown = make("div", { class: "heads-rows" }), looks = make("p", { class: "heads-looks", "aria-live": "polite" });
   const place = make("span"), strips = make("div"), right = make("div", { class: "heads-card" });
   const more = make("div", { class: "heads-parts more" });
@@ -121,7 +121,7 @@
   const inBlock = (bit) => change({ prompt: state.prompt ^ bit });
   const middle = make("section", { class: "heads-prompt", tabindex: "0", "aria-label": "prompt; arrow keys change it" },
     make("h2", {}, "One prompt"),
-    make("div", { class: "tinker-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
+    make("div", { class: "playground-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
       button("exchange labels", () => inBlock(EXCHANGE)), button("mirror", () => inBlock(MIRROR)), place),
     shown, looks, strips,
     small(make("i", { class: "heads-key right" }), "right label ",
@@ -231,9 +231,9 @@
     step(by);
   });
   const line = (side, text) => make("label", { class: "heads-line" }, text, sliders[side], outputs[side]);
-  const chosen = make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
+  const chosen = make("div", { class: "playground-scenes", role: "group", "aria-label": "scenes" },
     ...scenes.map((of) => button(of.name, () => enact(of))));
-  home.replaceChildren(chosen, make("div", { class: "tinker-lines" }, told, question, score), error,
+  home.replaceChildren(chosen, make("div", { class: "playground-lines" }, told, question, score), error,
     make("div", { class: "heads-fields" }, named("model"), named("texts"), named("axes")),
     make("div", { class: "heads-parts" },
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,

@@ -28,7 +28,7 @@
     sidebar?.setAttribute("role", "complementary");
     sidebar?.setAttribute("aria-label", "Book");
     // The theme gives these buttons another name than the words that stand on them.
-    for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *, #heads *)"))
+    for (const button of document.querySelectorAll("button[aria-label]:not(#playground-page *, #heads *)"))
       if (button.innerText.trim()) button.removeAttribute("aria-label");
   });
   // One button a page opens and folds its source; without this script every cell has its own.

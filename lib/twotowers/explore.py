@@ -2,7 +2,7 @@
 
     chapter.explore("head_effects", "effect", "direct_effect", over="class_pair")
 
-A page of the book, where no Python runs, shows one line in their place (`book/_ext/stage.py`).
+A page of the book, where no Python runs, shows one line in their place (`assemble_pages.py`).
 This module does not load torch.
 """
 

@@ -3,8 +3,8 @@
     MARK.sub(lambda _: drawn(Path("_build")), text)
 
 All of it is computed when the pages are put together. The numbers of the prompt are computed with
-the shipped model. When a button is pressed, `first.js` loads the playground's engine, which then
-computes the numbers.
+the shipped model. When a button is pressed, `opening-page.js` loads the playground's engine, which
+then computes the numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from html import escape, unescape
 from pathlib import Path
 
 import pandas as pd
-import tinker
+import playground_page
 import vl_convert
 import xarray as xr
 import yaml
@@ -27,7 +27,7 @@ from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder, shipped_models
 from twotowers.tables import shown_name
 
-MARK = re.compile(r'<div id="first">.*?</div>', re.DOTALL)
+MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
 BUTTONS = {
     "Swap the labels": "swap the labels",
     "Remove one": "remove one",
@@ -46,13 +46,13 @@ MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
 FIRM = 0.95
 """Signs of verdicts and of marks in the picture, and the share of resamples in which a firm verdict
 stays the same"""
-DOORS = {
-    "tinker.html": "Try it",
+ENTRY_POINTS = {
+    "playground-page.html": "Try it",
     "figure-by-figure.html": "Does it reproduce?",
     "#run": "Run it on your model",
 }
 NUMBERS = ("no", "one", "two", "three", "four", "five")
-LOADED = tinker.SCRIPTS[:5]  # scripts that the first press of a button loads
+LOADED = playground_page.SCRIPTS[:5]  # scripts that the first press of a button loads
 DESCRIPTION = (
     "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
     "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
@@ -61,7 +61,7 @@ DESCRIPTION = (
 
 
 def percent(p: float) -> str:
-    """Return a percentage as `percent` of tinker-draw.js does.
+    """Return a percentage as `percent` of playground-draw.js does.
 
     Args:
         p: Share.
@@ -82,7 +82,7 @@ def bar(parts: dict[str, float]) -> str:
         rects += f'<rect class="of-{label}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
         at += part
     view = 'viewBox="0 0 1 1" preserveAspectRatio="none"'
-    return f'<svg class="first-bar" {view} aria-hidden="true">{rects}</svg>'
+    return f'<svg class="opening-bar" {view} aria-hidden="true">{rects}</svg>'
 
 
 def live(build: Path) -> str:
@@ -93,8 +93,8 @@ def live(build: Path) -> str:
     Args:
         build: Folder of built files.
     """
-    model = loading.load(tinker.MODEL)
-    named, _ = tinker.heads(tinker.latest(build))
+    model = loading.load(playground_page.MODEL)
+    named, _ = playground_page.heads(playground_page.latest(build))
     heads = tuple(map(Head.parse, named)) or strongest(zeroing_effect(model, EXAMPLE).heads)
     effects = {
         scene: zeroing_effect(model, SCENES[scene](EXAMPLE))
@@ -115,7 +115,7 @@ def live(build: Path) -> str:
         for d, look in zip(EXAMPLE.demonstrations, plain.attention["before"], strict=True)
     )
     rows += (
-        f'<tr class="first-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
+        f'<tr class="opening-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
         f'class="of-{said}">{said}</b></td>'
         f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
     )
@@ -129,16 +129,16 @@ def live(build: Path) -> str:
     )
     told = "Press a button: a small model runs in this page."
     return (
-        '<section class="first-live" aria-label="The paper\'s prompt" '
+        '<section class="opening-live" aria-label="The paper\'s prompt" '
         f'data-heads="{" ".join(map(str, heads))}" '
         f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th '
         f'scope="col">label</th><th scope="col">attention of {many} '
-        f'heads</th></tr></thead><tbody>{rows}</tbody></table><p class="first-says" '
+        f'heads</th></tr></thead><tbody>{rows}</tbody></table><p class="opening-says" '
         f'aria-live="polite">It says <b>{said}</b>: '
         f"{escape(shares)}.</p>"
-        '<div class="first-buttons" role="group" aria-label="Change the prompt or the '
-        f'model">{pressed}</div><p class="first-told" role="status">{told}</p>'
-        f"<noscript><style>.first-buttons, .first-told {{ display: none }}</style><p>What a "
+        '<div class="opening-buttons" role="group" aria-label="Change the prompt or the '
+        f'model">{pressed}</div><p class="opening-told" role="status">{told}</p>'
+        f"<noscript><style>.opening-buttons, .opening-told {{ display: none }}</style><p>What a "
         f"change of it does:</p><ul>{without}</ul></noscript></section>"
     )
 
@@ -248,7 +248,7 @@ def findings(build: Path) -> str:
     lines = {
         "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree, {n.get(claims.UNSPECIFIC, 0)} "
         f"of them as random heads do: {len(of_items)} results of the paper in up to "
-        f'{judged["model"].nunique()} models (<a href="#first-map">picture</a>).{in_all}',
+        f'{judged["model"].nunique()} models (<a href="#opening-map">picture</a>).{in_all}',
         "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
         f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
         f"({word}) "
@@ -261,7 +261,7 @@ def findings(build: Path) -> str:
         '(<a href="#not-tested-and-why">why</a>).',
     }
     items = "".join(f"<li class={name}>{line}</li>" for name, line in lines.items())
-    return f'<ul class="first-findings">{items}</ul>'
+    return f'<ul class="opening-findings">{items}</ul>'
 
 
 def picture(build: Path) -> str:
@@ -293,7 +293,7 @@ def picture(build: Path) -> str:
     )
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
-        f'<div class="first-map" id="first-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
+        f'<div class="opening-map" id="opening-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
         f"run. The model does not do the task: {marks}.</p><div>{tables}</div></div>"
     )
 
@@ -342,11 +342,12 @@ def drawn(build: Path) -> str:
     Args:
         build: Folder of built files.
     """
-    doors = "".join(f'<a href="{link}">{text}</a>' for link, text in DOORS.items())
+    links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
-        f'<div id="first" class="first">{live(build)}<div '
-        f'class="first-holds">{findings(build)}<nav class="first-doors" aria-label="Where to '
-        f'go">{doors}</nav></div>{picture(build)}<p class="first-by">{escape(_byline())}</p></div>'
+        f'<div id="opening-page" class="opening">{live(build)}<div '
+        f'class="opening-holds">{findings(build)}<nav class="opening-links" aria-label="Where to '
+        f'go">{links}</nav></div>{picture(build)}<p class="opening-by">{escape(_byline())}</p>'
+        "</div>"
     )
 
 
@@ -369,10 +370,10 @@ def write_image(app, target: Path) -> None:
     """
     if app.config.html_baseurl:
         svg = (Path(app.srcdir) / "book/paper.svg").read_text("utf8")
-        (target / "first.png").write_bytes(vl_convert.svg_to_png(svg, scale=3))
+        (target / "opening-page.png").write_bytes(vl_convert.svg_to_png(svg, scale=3))
 
 
-def for_one_page(app, pagename, templatename, context, doctree) -> None:
+def add_scripts(app, pagename, templatename, context, doctree) -> None:
     """Add tags for previews to every page, and the first screen's script to the opening page."""
     base, root = app.config.html_baseurl, pagename == app.config.root_doc
     of = {
@@ -383,7 +384,7 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
     of |= {"og:description": DESCRIPTION} if root else {}
     of |= (
         {
-            "og:image": f"{base.rstrip('/')}/_static/book/first.png",
+            "og:image": f"{base.rstrip('/')}/_static/book/opening-page.png",
             "og:url": context.get("pageurl") or base,
         }
         if base
@@ -393,6 +394,6 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
     tags = "".join(f'<meta property="{name}" content="{text}">' for name, text in plain.items())
     tags += f'<meta name="description" content="{escape(DESCRIPTION)}">' if root else ""
     context["metatags"] = f"{context.get('metatags') or ''}\n{tags}"
-    if 'id="first"' in (context.get("body") or ""):
-        app.add_css_file("book/first.css")
-        app.add_js_file("book/first.js", loading_method="defer")
+    if 'id="opening-page"' in (context.get("body") or ""):
+        app.add_css_file("book/opening-page.css")
+        app.add_js_file("book/opening-page.js", loading_method="defer")

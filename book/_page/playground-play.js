@@ -53,9 +53,9 @@
       this.start = button("", () => (this.timer ? this.pause() : this.run()));
       this.chips = STEPS.map((step, i) => button(`${i + 1} ${step}`, () => this.to(this.step === step ? "" : step)));
       this.next = button("step", () => this.to(this.after));
-      this.bar = make("div", { class: "tinker-steps", role: "group", "aria-label": "the four steps" },
+      this.bar = make("div", { class: "playground-steps", role: "group", "aria-label": "the four steps" },
         this.start, this.next, ...this.chips);
-      this.row = make("div", { class: "tinker-play" }, this.bar, ...more);
+      this.row = make("div", { class: "playground-play" }, this.bar, ...more);
       this.name();
     }
 

@@ -36,7 +36,7 @@
       before: "The heads in colour, which compare and write in one step, write nothing. All else is left as it is.",
       after: "The label of the numbers no longer reaches the answer: what is left is a guess. In larger models later heads " +
         "can make up for some of it.", tested: EVERY_HEAD },
-    { name: "Push the query towards the other class", state: { ...EXAMPLE, push: 1.5 },
+    { name: "Steer the query towards the other class", state: { ...EXAMPLE, steering: 1.5 },
       before: "No word changes. Inside the heads, the query’s vector is moved 1.5 times the way from numbers to feelings.",
       after: "The answer turned, because the heads now look at the feelings. Move the slider: the answer follows it.",
       tested: TOWERS },

@@ -40,11 +40,11 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
             f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))
         ]
     with browser(address) as page:
-        cells = page.locator(".tinker-map button").evaluate_all(
+        cells = page.locator(".playground-map button").evaluate_all(
             "all => all.map((cell) => cell.ariaLabel)"
         )
         arcs = dict(
-            re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".tinker-arcs", "aria-label"))
+            re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".playground-arcs", "aria-label"))
         )
         page.get_by_label("over all words").check()
         label = page.get_attribute('[data-head="3-1"]', "aria-label")
@@ -65,14 +65,16 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
 def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
     expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
-        buttons = page.locator(".tinker-scenes button")
+        buttons = page.locator(".playground-scenes button")
         # those of the playground in notebooks, and one
-        names = [*SCENES, SWITCH_OFF, "Push the query towards the other class"]
+        names = [*SCENES, SWITCH_OFF, "Steer the query towards the other class"]
         assert buttons.all_text_contents() == names
         for i, answer in enumerate(expected, 1):
             buttons.nth(i - 1).click()
             assert text(page, "says") == "?" and text(page, "sentence") == ""
-            page.locator(".tinker-question button", has_text=answer or "another word").first.click()
+            page.locator(
+                ".playground-question button", has_text=answer or "another word"
+            ).first.click()
             assert text(page, "score") == f"{i} of {i} right"
             assert text(page, "says") == answer or not answer
 
@@ -80,10 +82,10 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
 def test_the_slider_moves_the_query_and_turns_the_answer(address):
     at = "(word) => { const { x, y } = word.getBoundingClientRect(); return [x, y]; }"
     with browser(address) as page:
-        word, slider = page.locator(".tinker-plane .word"), page.get_by_label("push the query")
+        word, slider = page.locator(".playground-plane .word"), page.get_by_label("steer the query")
         start = word.evaluate(at)
         slider.fill("3")
-        assert text(page, "says") == "bar" and "pushed" in text(page, "sentence")
+        assert text(page, "says") == "bar" and "steered" in text(page, "sentence")
         assert word.evaluate(at) != start
         page.get_by_role("button", name="undo").click()
         assert word.evaluate(at) == start and text(page, "says") == "foo"
@@ -107,7 +109,7 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
             page.get_by_role("button", name="undo").click()
             assert text(page, "error") == "" and fields(page) == start
         query.fill("<img src=x onerror=alert(1)> שלום")
-        assert text(page, "error") == "" and page.locator("#tinker img").count() == 0
+        assert text(page, "error") == "" and page.locator("#playground-page img").count() == 0
         page.get_by_role("button", name="undo").click()
         page.get_by_role("button", name="redo").click()
         assert fields(page)[-2].startswith("<img")
@@ -123,7 +125,8 @@ def test_the_address_holds_the_state_and_refuses_another(address):
     code = link.partition("=")[2]
     state = json.loads(base64.urlsafe_b64decode(code + "=="))
     bad = [
-        {**state, **fields} for fields in ({"extra": 1}, {"heads": {"9-1": "zero"}}, {"push": 9})
+        {**state, **fields}
+        for fields in ({"extra": 1}, {"heads": {"9-1": "zero"}}, {"steering": 9})
     ]
     codes = [base64.urlsafe_b64encode(json.dumps(b).encode()).decode().rstrip("=") for b in bad]
     with browser(link) as page:
@@ -135,13 +138,13 @@ def test_the_address_holds_the_state_and_refuses_another(address):
 
 def test_without_javascript_a_picture_stands_there(address):
     """The picture is the page's own first drawing: TWOTOWERS_DRAW=1 writes it again."""
-    fragment = PAGE / "tinker.html"
+    fragment = PAGE / "playground-page.html"
     with browser(address) as page:
-        picture = page.locator(".tinker-arcs").evaluate("(picture) => picture.outerHTML")
+        picture = page.locator(".playground-arcs").evaluate("(picture) => picture.outerHTML")
     if os.environ.get("TWOTOWERS_DRAW"):  # the arcs alone; words stand beside them
         fragment.write_text(
             re.sub("<svg.*</svg>", lambda _: picture, fragment.read_text("utf8")), "utf8"
         )
     with browser(address, java_script_enabled=False) as page:
-        assert page.locator("#tinker svg").is_visible()
+        assert page.locator("#playground-page svg").is_visible()
     assert re.search("<svg.*</svg>", fragment.read_text("utf8")).group() == picture

@@ -1,11 +1,11 @@
 // The first screen: the numbers of the build stand until a button is pressed. Then the playground's engine is loaded, once,
 // and everything that is shown is its own. A second press on a button takes the change back.
 (() => {
-  const home = document.querySelector(".first-live"), from = document.currentScript.src;
+  const home = document.querySelector(".opening-live"), from = document.currentScript.src;
   if (!home) return;
   const scripts = home.dataset.scripts.split(" "), heads = home.dataset.heads.split(" ");
   const rows = [...home.querySelectorAll("tbody tr")], query = rows.pop(), buttons = [...home.querySelectorAll("button")];
-  const says = home.querySelector(".first-says"), told = home.querySelector(".first-told"), start = told.textContent;
+  const says = home.querySelector(".opening-says"), told = home.querySelector(".opening-told"), start = told.textContent;
   let engine = null;
 
   const script = (name) => new Promise((done, fail) => {

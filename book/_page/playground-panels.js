@@ -1,10 +1,10 @@
-// What stands beside the prompt: the map of heads, the towers of one, the push of the query, and words.
+// What stands beside the prompt: the map of heads, the towers of one, the steering of the query, and words.
 (() => {
   const { ACTIONS, MEASURES, classOf, quoted } = window.twotowers;
   const { make, button, small, part, parsed, legend, table, map, plane, curve, short } = window.twotowers.draw;
 
   window.twotowers.panels = (page) => {
-    const { model, tokenizer, data, towers: known, writers, pushed, buttons, factor, change, state } = page;
+    const { model, tokenizer, data, towers: known, writers, steered, buttons, factor, change, state } = page;
     function weights({ prompt, after }, name) {
       const [layer, head] = parsed(name);
       return prompt.labelAt.map((at) => after.weights[layer][head * after.n + at]);
@@ -25,7 +25,7 @@
         cells[name] = { nats: value, action: acted[name], arc: writers.indexOf(name) };
       });
       const radio = (name, value, text, checked, change) => make("label", {}, make("input", {
-        type: "radio", name: `tinker-${name}`, "data-keep": `${name} ${value}`, checked, change }), text);
+        type: "radio", name: `playground-${name}`, "data-keep": `${name} ${value}`, checked, change }), text);
       const over = { difference: `over ${quoted(other.word)}`, increase: "over all words" };
       const measures = MEASURES.map((value) =>
         radio("measure", value, over[value], measure === value, () => change({ measure: value }, "measure")));
@@ -33,9 +33,9 @@
         radio("action", action, action || "leave", (acted[selected] || "") === action, () => act([selected], action)));
       const all = (text, action) => button(text, () => act(writers, action), { "data-keep": text });
       return part(`What each head adds to ${quoted(label.word)}`,
-        make("fieldset", { class: "tinker-actions" }, make("legend", { class: "tinker-hidden" }, "measure"), ...measures),
+        make("fieldset", { class: "playground-actions" }, make("legend", { class: "playground-hidden" }, "measure"), ...measures),
         map({ layers: model.layers.length, heads: model.heads, cells, selected, select }),
-        make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`), ...actions,
+        make("fieldset", { class: "playground-actions" }, make("legend", {}, `Head ${selected}`), ...actions,
           make("label", {}, "factor", factor)),
         small("Zero: it writes nothing. Scale: what it writes, times the factor. Patch: it writes what it writes in the same " +
           "prompt with the labels exchanged."),
@@ -49,9 +49,9 @@
       const at = parsed(name), looks = weights(found, name), sides = [...pair].sort();  // the same whichever class is asked
       const side = (words) => sides.indexOf(classOf(words, data.classes));
       const vector = model.tower(after, ...at, "query", after.n - 1);
-      const push = pushed.includes(name) ? known.direction(...pair, name) : [];
+      const steering = steered.includes(name) ? known.direction(...pair, name) : [];
       const picture = plane(known.plane(sides, name), {
-        query: { vector: vector.map((x, i) => x + state().push * (push[i] || 0)), word: query },
+        query: { vector: vector.map((x, i) => x + state().steering * (steering[i] || 0)), word: query },
         keys: labelAt.map((p, i) => ({ vector: model.tower(after, ...at, "key", p), weight: looks[i], c: side(rows[i][0]) })),
         colour: writers.indexOf(name),
         told: `Query and keys on a plane. Lines from the query ${quoted(query)}, as wide as the attention: ` +
@@ -63,10 +63,10 @@
     function doses({ prompt, pair, steerable, doses: values }) {
       if (!steerable) return [];
       const [label, other] = prompt.labels.map(({ word }) => quoted(word)), rows = values();
-      return [make("div", { class: "tinker-ends" }, make("span", {}, `← ${pair[0]}`), make("span", {}, `${pair[1]} →`)),
-        curve(rows, state().push, `${label} over ${other}, in nats, by coefficient: ` +
+      return [make("div", { class: "playground-ends" }, make("span", {}, `← ${pair[0]}`), make("span", {}, `${pair[1]} →`)),
+        curve(rows, state().steering, `${label} over ${other}, in nats, by coefficient: ` +
           `${rows.map(([dose, nats]) => `${dose}: ${nats.toFixed(1)}`).join(", ")}.`),
-        small(`Curve: ${label} over ${other}. Coefficient ${state().push}: 1 is the distance between the classes.`)];
+        small(`Curve: ${label} over ${other}. Coefficient ${state().steering}: 1 is the distance between the classes.`)];
     }
 
     function words(found, selected) {
@@ -76,7 +76,7 @@
         .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
       return [table(["label", "attention", "value", "key"], labelAt.map((_, i) => [
         `${i + 1}. ${rows[i][1]}`, short(looks[i]), read[i], read[i + labelAt.length],
-      ]), { class: "tinker-readings" }), small("At each label, the top words of what the head would write if it looked there " +
+      ]), { class: "playground-readings" }), small("At each label, the top words of what the head would write if it looked there " +
         "only (value), and of what its layer makes keys from (key).")];
     }
 

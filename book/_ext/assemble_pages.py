@@ -11,8 +11,8 @@ import re
 from html import escape
 from pathlib import Path
 
-import first
 import launch
+import opening_page
 import yaml
 from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
@@ -97,7 +97,7 @@ def chart_name(outputs: list[dict], at: int) -> str:
     return "chart"
 
 
-def for_the_page(notebook: dict, pictures: Path, name: str) -> dict:
+def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
     """Return a notebook with charts as data, and with a note in place of each widget.
 
     The cell of papermill and every longer cell are folded.
@@ -159,7 +159,7 @@ def page(home: Path, source: Path) -> bytes:
     good = chapters / source.name
     path = good if good.is_file() else source
     notebook = json.loads(path.read_text("utf8"))
-    notebook = for_the_page(notebook, home / "_build/pictures", source.name)
+    notebook = prepare_notebook(notebook, home / "_build/pictures", source.name)
 
     def draw(match: re.Match) -> str:
         return drawing((home / "book/map.svg").read_text("utf8"), match[1])
@@ -167,7 +167,7 @@ def page(home: Path, source: Path) -> bytes:
     words = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     for cell in words:
         text = launch.links(MAP.sub(draw, "".join(cell["source"])))
-        cell["source"] = first.MARK.sub(lambda _: first.drawn(home / "_build"), text)
+        cell["source"] = opening_page.MARK.sub(lambda _: opening_page.drawn(home / "_build"), text)
     if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
@@ -176,7 +176,7 @@ def page(home: Path, source: Path) -> bytes:
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
-def stage(home: Path, target: Path) -> None:
+def assemble_pages(home: Path, target: Path) -> None:
     """Write all sources of Sphinx into a folder, and remove old ones.
 
     Args:

@@ -60,26 +60,26 @@
 
   // ---- the state ----
   const ACTIONS = ["zero", "scale", "patch"];
-  const MOST = { demonstrations: 60, text: 200, fragment: 20000, push: 3 };
+  const LIMITS = { demonstrations: 60, text: 200, fragment: 20000, steering: 3 };
   const MEASURES = ["difference", "increase"];
   const EXAMPLE = {
     demonstrations: [["love", "bar"], ["like", "bar"], ["eight", "foo"], ["two", "foo"]],
-    query: "one", true_label: "foo", heads: {}, factor: 0.5, push: 0, head: "", measure: "difference", guess_first: true,
+    query: "one", true_label: "foo", heads: {}, factor: 0.5, steering: 0, head: "", measure: "difference", guess_first: true,
   };
 
   class Refusal extends Error {}  // its message is for the reader
   const refuse = (message) => { throw new Refusal(message); };
   const quoted = (text) => `“\u2068${text}\u2069”`;  // isolated: a text from right to left turns nothing around it
 
-  const text = (value) => typeof value === "string" && value.length <= MOST.text;
+  const text = (value) => typeof value === "string" && value.length <= LIMITS.text;
   const RIGHT = {  // field of the state -> may it be this?
-    demonstrations: (rows) => Array.isArray(rows) && rows.length <= MOST.demonstrations &&
+    demonstrations: (rows) => Array.isArray(rows) && rows.length <= LIMITS.demonstrations &&
       rows.every((row) => Array.isArray(row) && row.length === 2 && row.every(text)),
     query: text, true_label: text,
     heads: (heads, model) => isPlain(heads) &&
       Object.entries(heads).every(([name, action]) => isHead(name, model) && ACTIONS.includes(action)),
     factor: (value) => Number.isFinite(value) && Math.abs(value) <= 100,
-    push: (value) => Number.isFinite(value) && Math.abs(value) <= MOST.push,
+    steering: (value) => Number.isFinite(value) && Math.abs(value) <= LIMITS.steering,
     measure: (value) => MEASURES.includes(value),
     head: (name, model) => name === "" || isHead(name, model),
     guess_first: (value) => typeof value === "boolean",
@@ -106,7 +106,7 @@
     const broken = "The address holds a state that this page cannot read, so nothing was changed";
     const code = fragment.slice(START.length);
     const cut = () => refuse(`${broken}: it is cut or was changed. Ask for the link again.`);
-    if (!/^[\w-]+$/.test(code) || code.length > MOST.fragment) cut();
+    if (!/^[\w-]+$/.test(code) || code.length > LIMITS.fragment) cut();
     let state;
     try {
       const binary = atob(code.replace(/-/g, "+").replace(/_/g, "/"));
@@ -199,7 +199,7 @@
   }
 
   Object.assign(window.twotowers, {
-    ACTIONS, EXAMPLE, MEASURES, MOST, Refusal, Tokenizer, classOf, encode, exchanged, fromFragment, labelByClass, opened, pairOf,
+    ACTIONS, EXAMPLE, MEASURES, LIMITS, Refusal, Tokenizer, classOf, encode, exchanged, fromFragment, labelByClass, opened, pairOf,
     quoted, toFragment,
   });
 })();

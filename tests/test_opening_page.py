@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from browser import first
+from browser import opening_page
 from twotowers import claims
 
 
@@ -16,9 +16,9 @@ def rows():
 
 
 def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
-    assert all(first.sentences(rows)) and len(first.sentences(rows)) == 3
+    assert all(opening_page.sentences(rows)) and len(opening_page.sentences(rows)) == 3
     moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == "product", claims.UNDECIDED))
-    assert [bool(text) for text in first.sentences(moved)] == [True, True, False]
+    assert [bool(text) for text in opening_page.sentences(moved)] == [True, True, False]
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def judged(rows, monkeypatch):
         ]
     ).assign(mark=lambda of: of["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION}))
     monkeypatch.setattr(
-        first.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
+        opening_page.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
     )
     return results
 
 
 def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
-    text = re.sub("<[^>]*>", "", first.findings(tmp_path))
+    text = re.sub("<[^>]*>", "", opening_page.findings(tmp_path))
     assert "4 of 7 tests agree, 1 of them as random heads do: 4 results" in text
     assert "1 of the 4 are of models that fail" in text and "nearest label (1)" in text
     assert "1 agree fully in no model" in text
@@ -55,7 +55,7 @@ def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
 
 def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):
     def summary():
-        return re.sub("<[^>]*>", "", first.summary(first.tests(tmp_path)))
+        return re.sub("<[^>]*>", "", opening_page.summary(opening_page.tests(tmp_path)))
 
     assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree untested for this" in summary()
     assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
@@ -66,7 +66,7 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
 
 
 def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):
-    html = first.picture(tmp_path)
+    html = opening_page.picture(tmp_path)
     assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
     assert 'class="verdict agrees-not-specific" href="figure-by-figure.html#row-figure-9"' in html
     assert html.count("<td><a") == 8 and "figure 22" not in html

@@ -102,7 +102,7 @@
       return (x) => EDGE + room * Math.min(1, Math.max(0, (x - low) / (high - low || 1)));
     });
     const at = (xy) => xy.map((x, axis) => scale[axis](x));
-    const picture = make("svg:svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", class: "tinker-plane", "aria-label": told });
+    const picture = make("svg:svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", class: "playground-plane", "aria-label": told });
     for (const { part, c, xy } of points) picture.append(mark(at(xy), 3, { class: `cloud class-${c}` }, part === "queries"));
     const here = at(place(query.vector, "queries")), ends = keys.map(({ vector }) => at(place(vector, "keys")));
     keys.forEach(({ weight }, i) => picture.append(make("svg:line", {
@@ -129,7 +129,7 @@
     const marks = [-range, -1, 0, 1, range].map((d) => make("svg:text", { x: x(d), y: high + foot - 2, "text-anchor": "middle" },
       `${d}`.replace("-", "−")));
     const ends = [most, -most].map((value) => make("svg:text", { x: 1, y: y(value) + 4 }, nats(value)));
-    return make("svg:svg", { viewBox: `0 0 ${WIDE} ${high + foot}`, role: "img", class: "tinker-curve", "aria-label": told },
+    return make("svg:svg", { viewBox: `0 0 ${WIDE} ${high + foot}`, role: "img", class: "playground-curve", "aria-label": told },
       ...marks, ...ends,
       make("svg:line", { x1: EDGE, x2: WIDE - EDGE, y1: high / 2, y2: high / 2, class: "axis" }),
       make("svg:polyline", { points: rows.map(([d, value]) => `${x(d).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }),

@@ -17,8 +17,8 @@ from twotowers.evidence import verdict_row
 from twotowers.figures import VEGA
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
+import assemble_pages
 import launch
-import stage
 
 HOSTILE = [
     "</script><script>x()</script>",
@@ -38,7 +38,7 @@ anything = (
 @settings(max_examples=30)
 @given(anything)
 def test_code_in_markdown_is_text_whatever_stands_in_it(text):
-    html = MarkdownIt().render(f"Failed: {stage.code(text)} again.")
+    html = MarkdownIt().render(f"Failed: {assemble_pages.code(text)} again.")
     assert set(Page(html).tags) <= {"p", "code"}
 
 
@@ -51,8 +51,10 @@ def test_a_chart_s_data_are_data(text):
         .encode(x="n:Q", y="x:N")
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "picture", lambda svg, description, folder: "")
-        page = Page(stage.chart({VEGA: chart.to_dict(), "image/svg+xml": ""}, "chart", ROOT))
+        patch.setattr(assemble_pages, "picture", lambda svg, description, folder: "")
+        page = Page(
+            assemble_pages.chart({VEGA: chart.to_dict(), "image/svg+xml": ""}, "chart", ROOT)
+        )
     assert page.tags == ["div", "script", "noscript"]
     spec = json.loads(page.script)
     (rows,) = spec["datasets"].values()
@@ -64,7 +66,7 @@ def test_a_chart_is_named_after_its_figure_or_its_claim():
         {"data": {"text/html": text}}
         for text in ('<div id="claim-a-b">', "chart", "chart", '<p id="fig-4-1">')
     ]
-    assert [stage.chart_name(html, at) for at in range(4)] == [
+    assert [assemble_pages.chart_name(html, at) for at in range(4)] == [
         "chart",
         "claim-a-b",
         "fig-4-1",
@@ -92,15 +94,17 @@ def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_p
         "cell_type": "code",
         "metadata": {"tags": ["injected-parameters"]},
         "source": "",
-        "outputs": [{"output_type": "display_data", "data": {stage.WIDGET: {}}, "metadata": {}}],
+        "outputs": [
+            {"output_type": "display_data", "data": {assemble_pages.WIDGET: {}}, "metadata": {}}
+        ],
     }
     long, short = (
         {"cell_type": "code", "metadata": {"tags": []}, "source": ["x = 1\n"] * n, "outputs": []}
         for n in (7, 6)
     )
     book = {"metadata": {"widgets": {}}, "cells": [cell, long, short]}
-    page = stage.for_the_page(book, tmp_path, "04-attention-weights.ipynb")
-    note = launch.links(stage.RUN_LIVE.format("04-attention-weights.ipynb"))
+    page = assemble_pages.prepare_notebook(book, tmp_path, "04-attention-weights.ipynb")
+    note = launch.links(assemble_pages.RUN_LIVE.format("04-attention-weights.ipynb"))
     assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": note}
     folded = ["hide-input" in cell["metadata"]["tags"] for cell in page["cells"]]
     assert folded == [True, True, False] and not page["metadata"]

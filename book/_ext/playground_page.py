@@ -22,15 +22,20 @@ from twotowers.settings import Template, read_label_pairs
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 SCRIPTS = (
-    "tinker-data.js",
-    "tinker-engine.js",
-    "tinker-prompt.js",
-    "tinker-scenes.js",
-    "tinker-draw.js",
+    "playground-data.js",
+    "playground-engine.js",
+    "playground-prompt.js",
+    "playground-scenes.js",
+    "playground-draw.js",
 )
-SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
+SCRIPTS += (
+    "playground-towers.js",
+    "playground-play.js",
+    "playground-panels.js",
+    "playground-page.js",
+)
 MEASURED = "measurements/mini-gpt2/words*/selection.nc"
-MOST = 5  # maximum number of heads with arcs: `top_k` of the chapters, and number of colours
+MAX_HEADS = 5  # maximum number of heads with arcs: `top_k` of the chapters, and number of colours
 
 
 def latest(build: Path) -> Path:
@@ -57,7 +62,7 @@ def heads(selection: Path) -> tuple[list[str], list[str]]:
         return [], []
     with xr.open_dataset(selection) as data:
         sets = head_selection.head_sets(
-            data.assign_coords(is_true_label=data["is_true_label"].astype(bool)), MOST
+            data.assign_coords(is_true_label=data["is_true_label"].astype(bool)), MAX_HEADS
         )
     return list(map(str, sets["by written logit difference"])), list(map(str, sets["by attention"]))
 
@@ -84,37 +89,37 @@ def prompts() -> dict[str, list[str]]:
     }
 
 
-def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
+def script(folder: Path, writers: list[str], steered: list[str]) -> str:
     """Return the data of the playground as a script.
 
     Args:
         folder: Folder of the model.
         writers: Heads with arcs.
-        pushed: Heads that are steered.
+        steered: Heads that are steered.
     """
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in read_label_pairs(("nonsense",)) for label in pair.split("/")]
-    data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels}
+    data = {"writers": writers, "steered": steered, "classes": classes, "labels": labels}
     data |= {"prompts": prompts(), "files": files}
     return f"window.twotowersData = {json.dumps(data)};\n"
 
 
-def write_data(stage: Path, target: Path) -> None:
-    """Write `tinker-data.js` into the folder of the built book's scripts.
+def write_data(source: Path, target: Path) -> None:
+    """Write `playground-data.js` into the folder of the built book's scripts.
 
     Args:
-        stage: Folder of the sources.
+        source: Folder of the sources.
         target: Folder of the scripts.
     """
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        (target / SCRIPTS[0]).write_text(script(folder, *heads(latest(stage.parent))), "utf8")
+        (target / SCRIPTS[0]).write_text(script(folder, *heads(latest(source.parent))), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:
     """Add the model (3.7 MB) to the playground's page only."""
-    if 'id="tinker"' in (context.get("body") or ""):
-        app.add_css_file("book/tinker.css")
+    if 'id="playground-page"' in (context.get("body") or ""):
+        app.add_css_file("book/playground-page.css")
         for name in SCRIPTS:
             app.add_js_file(f"book/{name}", loading_method="defer")

@@ -1,6 +1,6 @@
 """The time in which the playground in the page answers a keystroke, in headless Chromium.
 
-    python benchmarks/tinker.py [BOOK]      # BOOK: the built pages, by default _build/html
+    python benchmarks/playground_page.py [BOOK]      # BOOK: the built pages, by default _build/html
 
 Each keystroke sets a field. The page answers it at once: it encodes the prompt, runs the model,
 computes the attribution of every head, draws, and computes the layout. The output has two
@@ -80,15 +80,15 @@ def main(book: str = str(ROOT / "_build/html")) -> None:
         page = browser.new_page(offline=True)
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        page.goto((Path(book).resolve() / "book/tinker.html").as_uri())
-        page.wait_for_selector("#tinker.ready")
+        page.goto((Path(book).resolve() / "book/playground-page.html").as_uri())
+        page.wait_for_selector("#playground-page.ready")
         measure(page, session, "4 rows")
-        page.locator(".tinker-buttons").get_by_role("button", name="zero").click()
+        page.locator(".playground-buttons").get_by_role("button", name="zero").click()
         measure(page, session, "4 rows, heads zeroed")
         page.get_by_role("button", name="reset").click()
         for _ in range(16):
             page.get_by_role("button", name="add a row").click()
-            page.locator(".tinker-prompt li:last-child input").first.fill("three")
+            page.locator(".playground-prompt li:last-child input").first.fill("three")
         measure(page, session, "20 rows")
         browser.close()
 

@@ -1,5 +1,5 @@
 // A GPT-2 language model in plain JavaScript, read from the files that Python reads: config.json and
-// model.safetensors. Every number here is held to PyTorch's by tests/test_tinker_engine.py.
+// model.safetensors. Every number here is held to PyTorch's by tests/test_playground_engine.py.
 //
 //   const model = twotowers.loadModel(config, safetensorsBytes);
 //   const seen = model.run(ids);                 seen.logits, seen.weights[layer][head * seen.n + position]
@@ -112,7 +112,7 @@
     }
 
     // One forward pass. `edits`: "layer-head" -> any of {scale}, at all positions; {instead}, d_head numbers that are
-    // fed to W_O at the last position; {push}, d_head numbers added to the last position's query (scaled: times a key
+    // fed to W_O at the last position; {steering}, d_head numbers added to the last position's query (scaled: times a key
     // they are nats). Positions that begin as in `before`, a run under equal scales, are taken from it; the last never
     // is. Kept of each layer: its input, queries, keys and values at all positions, weights and z at the last.
     run(ids, edits = {}, before = null) {
@@ -133,7 +133,7 @@
         seen.qkv.push(joined("qkv", fresh, 3 * d));
         // Of the last layer only the last position is read.
         const from = l === layers.length - 1 ? n - 1 : first;
-        const { z, weights } = this.attend(seen.qkv[l], from, n, (h) => edits[`${l}-${h}`]?.push);
+        const { z, weights } = this.attend(seen.qkv[l], from, n, (h) => edits[`${l}-${h}`]?.steering);
         for (let h = 0; h < heads; h++) this.edit(z, h, edits[`${l}-${h}`]);
         seen.weights.push(weights);
         seen.z.push(z.slice(-heads * dHead));
@@ -148,10 +148,10 @@
     }
 
     // Attention weights of one position in one head.
-    look(qkv, head, p, push = null) {
+    look(qkv, head, p, steering = null) {
       const { dHead, d } = this, q = 3 * p * d + head * dHead, root = Math.sqrt(dHead);
       const query = qkv.slice(q, q + dHead), row = new Float64Array(p + 1);
-      for (let i = 0; i < dHead; i++) query[i] = query[i] / root + (push ? push[i] : 0);
+      for (let i = 0; i < dHead; i++) query[i] = query[i] / root + (steering ? steering[i] : 0);
       for (let j = 0; j <= p; j++) {
         const k = (3 * j + 1) * d + head * dHead;
         for (let i = 0; i < dHead; i++) row[j] += query[i] * qkv[k + i];
@@ -162,12 +162,12 @@
     }
 
     // What each head feeds to W_O at positions `from` and later; attention weights of the last one.
-    attend(qkv, from, n, push) {
+    attend(qkv, from, n, steering) {
       const { heads, dHead, d } = this;
       const z = new Float64Array((n - from) * heads * dHead), weights = new Float64Array(heads * n);
       for (let p = from; p < n; p++) {
         for (let h = 0; h < heads; h++) {
-          const row = this.look(qkv, h, p, p === n - 1 ? push(h) : null), to = ((p - from) * heads + h) * dHead;
+          const row = this.look(qkv, h, p, p === n - 1 ? steering(h) : null), to = ((p - from) * heads + h) * dHead;
           for (let j = 0; j <= p; j++) {
             const v = (3 * j + 2) * d + h * dHead;
             for (let i = 0; i < dHead; i++) z[to + i] += row[j] * qkv[v + i];

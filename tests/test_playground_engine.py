@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import torch
-from browser import browser, needs_browser, tinker
+from browser import browser, needs_browser, playground_page
 from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
@@ -108,7 +108,7 @@ def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
     run = Pipeline(Settings())
     n = BLOCKS * len(run.design.class_pairs)
     selection = run.design.encode(run.design.blocks(n, SELECTION, Template(2, "space")))
-    assert [e.prompt.text for e in selection] == tinker.prompts()["selection"]
+    assert [e.prompt.text for e in selection] == playground_page.prompts()["selection"]
     expected = class_directions(run.model, selection)["query"].sel(class_pair="sentiment/number")
     with browser(address) as page:  # from the second class to the first
         result = page.evaluate(DIRECTION, [["number", "sentiment"], "3-1"])

@@ -17,7 +17,7 @@
   }
 
   const button = (text, click, attributes = {}, ...more) => make("button", { type: "button", click, ...attributes }, text, ...more);
-  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
+  const small = (...text) => make("p", { class: "playground-small" }, ...text);
   const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
   const parsed = (name) => name.split("-").map(Number);  // "3-1" -> layer, head
   const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(1)}`;
@@ -47,11 +47,11 @@
 
   // Probabilities of words: [word, now, before]; before, which is `than`, is null where nothing was changed yet.
   function bars(rows, than) {
-    const bar = (p, kind) => make("div", { class: `tinker-bar ${kind}`, style: { "--part": p } });
+    const bar = (p, kind) => make("div", { class: `playground-bar ${kind}`, style: { "--part": p } });
     return table(["answer", `now, and ${than}`, "probability"], rows.map(([word, now, before]) => [
       word, make("div", {}, bar(now, "now"), ...(before === null ? [] : [bar(before, "before")])),
       before === null ? percent(now) : `${percent(before)} → ${percent(now)}`,
-    ]), { class: "tinker-answers" });
+    ]), { class: "playground-answers" });
   }
 
   // Arcs from the query, the last row, to the label of every row above it, as wide as the mean attention of some heads;
@@ -63,7 +63,7 @@
     const told = heads.map(({ name, weights }) =>
       `head ${name}: ${labels.map((label, i) => `${i + 1}. ${label} ${short(weights[i])}`).join(", ")}`);
     const picture = make("svg:svg", {
-      viewBox: `0 0 ${width} ${height}`, height, preserveAspectRatio: "none", role: "img", class: "tinker-arcs",
+      viewBox: `0 0 ${width} ${height}`, height, preserveAspectRatio: "none", role: "img", class: "playground-arcs",
       "aria-label": `Attention of the query on the label of each example. ${told.join("; ")}.`,
     });
     const k = heads.findIndex(({ name }) => name === chosen.name), every = heads.every(({ edited }) => edited);
@@ -71,7 +71,7 @@
       const to = (i + 0.5) * ROW, far = 25 + (95 * (labels.length - i)) / labels.length;
       const arc = (weight, kind, edited, title) => make("svg:path", {
         d: `M2 ${from}C${far.toFixed(1)} ${from} ${far.toFixed(1)} ${to} 2 ${to}`,
-        class: `tinker-arc ${kind}${edited ? " edited" : ""}`, "vector-effect": "non-scaling-stroke",
+        class: `playground-arc ${kind}${edited ? " edited" : ""}`, "vector-effect": "non-scaling-stroke",
         "stroke-width": Math.max(0.3, (WIDEST * weight) / heads.length).toFixed(2),
       }, make("svg:title", {}, title));
       const all = heads.reduce((sum, { weights }) => sum + weights[i], 0), own = chosen.weights[i];
@@ -104,7 +104,7 @@
     };
     return table(["layer", ...numbers(heads).map(String)],
       numbers(layers).reverse().map((l) => [String(l), ...numbers(heads).map((h) => cell(`${l}-${h}`))]),
-      { class: "tinker-map", keydown: key });
+      { class: "playground-map", keydown: key });
   }
 
   window.twotowers = { ...window.twotowers, draw: {

@@ -1,21 +1,21 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
-  const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, opened, pairOf, quoted,
+  const { EXAMPLE, LIMITS, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, opened, pairOf, quoted,
     toFragment, told, top, draw: { make, button, parsed, bars, arcs, percent } } = window.twotowers;
-  const home = document.getElementById("tinker"), data = window.twotowersData;
+  const home = document.getElementById("playground-page"), data = window.twotowersData;
   if (!home || !data) return;
 
   const { model, tokenizer } = opened(data);
-  // The heads whose arcs are drawn: those precomputed, or those that write most in the example. Those pushed: as in chapter 11.
+  // The heads whose arcs are drawn: those precomputed, or those that write most in the example. Those steered: as in chapter 11.
   const { trueId, labels, ids } = encode(EXAMPLE, model, tokenizer);
   const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
     .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
-  const writers = data.writers.length ? data.writers : most(), pushed = data.pushed.length ? data.pushed : writers;
+  const writers = data.writers.length ? data.writers : most(), steered = data.steered.length ? data.steered : writers;
   const [strongest] = most(), scenes = window.twotowers.scenes(writers);
   const towers = new window.twotowers.Towers(model, tokenizer, data.prompts, data.classes);
 
   const DONE = { zero: () => "switched off", scale: (factor) => `scaled by ${factor}`, patch: () => "patched" };
-  const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
+  const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (LIMITS.steering / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];
   let later = 0, current = null, prior = null;  // the answer that is shown; the one before the last change, or a scene's base
   const past = [], future = [], runs = {};
@@ -39,15 +39,15 @@
     const steerable = pair?.every((cls) => towers.known.has(cls));
     const atDose = (dose) => {  // the heads that compare classes, their query moved so many times the way to the other one
       const all = { ...edits };
-      for (const name of dose && steerable ? pushed : [])
-        all[name] = { ...all[name], push: towers.direction(...pair, name).map((x) => dose * x) };
+      for (const name of dose && steerable ? steered : [])
+        all[name] = { ...all[name], steering: towers.direction(...pair, name).map((x) => dose * x) };
       return all;
     };
     const kind = Object.keys(scales).length ? "after" : "before";  // else only the last position is another
-    const changed = Object.keys(edits).length || (state.push && steerable);
-    const after = changed ? run(kind, prompt.ids, atDose(state.push), JSON.stringify(scales)) : before;
+    const changed = Object.keys(edits).length || (state.steering && steerable);
+    const after = changed ? run(kind, prompt.ids, atDose(state.steering), JSON.stringify(scales)) : before;
     const doses = () => DOSES.map((dose) => [dose, over(model.run(prompt.ids, atDose(dose), after), prompt)]);
-    return { prompt, before, after, pair, steerable, doses, moved: Boolean(state.push && steerable) };
+    return { prompt, before, after, pair, steerable, doses, moved: Boolean(state.steering && steerable) };
   }
 
   const over = ({ logits }, { labels: [label, other] }) => logits[label.id] - logits[other.id];
@@ -59,30 +59,30 @@
   const saying = (seen) => `${quoted(said(seen).word)} (${percent(said(seen).p)})`;
 
   // ---- the page ----
-  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
-  const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
-  const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
+  const buttons = (...children) => make("div", { class: "playground-buttons" }, ...children);
+  const error = make("p", { class: "playground-error", role: "alert" }), note = make("p", { class: "playground-note" });
+  const sentence = make("p", { class: "playground-sentence", "aria-live": "polite" });
   const message = make("p", { role: "status" });
-  const list = make("ol"), question = make("div", { class: "tinker-question" }), says = make("span", { class: "tinker-says" });
-  const answer = make("div", { class: "tinker-answer" }), gutter = make("div", { class: "tinker-gutter" });
+  const list = make("ol"), question = make("div", { class: "playground-question" }), says = make("span", { class: "playground-says" });
+  const answer = make("div", { class: "playground-answer" }), gutter = make("div", { class: "playground-gutter" });
   const heading = make("summary"), reading = make("div"), shown = make("details", {}, heading, reading);
-  const mapped = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
+  const mapped = make("div"), line = make("p", { class: "playground-told", "aria-live": "polite" });
   const towersAt = make("div"), doses = make("div");
   const input = (name, list, set) => make("input", {
-    type: "text", "aria-label": name, size: 4, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
+    type: "text", "aria-label": name, size: 4, maxlength: LIMITS.text, spellcheck: "false", autocomplete: "off", dir: "auto",
     autocapitalize: "off", list, input: (event) => set(event.target.value),
   });
-  const query = input("query", "tinker-words", (value) => change({ query: value }, "query"));
-  const trueLabel = input("true label", "tinker-labels", (value) => change({ true_label: value }, "true label"));
+  const query = input("query", "playground-words", (value) => change({ query: value }, "query"));
+  const trueLabel = input("true label", "playground-labels", (value) => change({ true_label: value }, "true label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
-  const score = make("span", { class: "tinker-score" });
+  const score = make("span", { class: "playground-score" });
   const player = new Play(() => refresh(), make("label", {}, games, "guess first"), score);
   const factor = make("input", {
     type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
     input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
   });
   const panels = window.twotowers.panels(
-    { model, tokenizer, data, towers, writers, pushed, buttons, factor, change, state: () => state });
+    { model, tokenizer, data, towers, writers, steered, buttons, factor, change, state: () => state });
   const step = (from, to) => () => {
     to.push(state);
     remember("");
@@ -91,8 +91,8 @@
   };
   const undo = button("undo", step(past, future)), redo = button("redo", step(future, past));
   const slider = make("input", {
-    type: "range", min: -MOST.push, max: MOST.push, step: 0.25, "aria-label": "push the query", "data-keep": "push",
-    input: () => change({ push: slider.valueAsNumber }, "push"),
+    type: "range", min: -LIMITS.steering, max: LIMITS.steering, step: 0.25, "aria-label": "steer the query", "data-keep": "steering",
+    input: () => change({ steering: slider.valueAsNumber }, "steering"),
   });
 
   // Before a change: what is shown becomes what was. Letters of one field follow each other, changed and undone together.
@@ -133,9 +133,9 @@
 
   function row(i) {
     const n = i + 1;
-    return make("li", { class: "tinker-row" },
-      input(`text of example ${n}`, "tinker-words", setPart(i, 0)), make("span", { class: "tinker-colon" }, ":"),
-      input(`label of example ${n}`, "tinker-labels", setPart(i, 1)), make("span", { class: "tinker-tag" }),
+    return make("li", { class: "playground-row" },
+      input(`text of example ${n}`, "playground-words", setPart(i, 0)), make("span", { class: "playground-colon" }, ":"),
+      input(`label of example ${n}`, "playground-labels", setPart(i, 1)), make("span", { class: "playground-tag" }),
       button("↑", () => move(i, -1), { "aria-label": `move example ${n} up` }),
       button("↓", () => move(i, 1), { "aria-label": `move example ${n} down` }),
       button("×", () => {
@@ -170,11 +170,11 @@
     });
     set(query, state.query); set(trueLabel, state.true_label);
     if (factor.valueAsNumber !== state.factor) factor.value = state.factor;
-    slider.value = state.push;
+    slider.value = state.steering;
     games.checked = state.guess_first;
     score.textContent = tally[1] ? `${tally[0]} of ${tally[1]} right` : "";
     [undo.disabled, redo.disabled] = [!past.length, !future.length];
-    add.disabled = state.demonstrations.length >= MOST.demonstrations;
+    add.disabled = state.demonstrations.length >= LIMITS.demonstrations;
   }
 
   function refresh() {
@@ -201,7 +201,7 @@
     question.replaceChildren(...(scene && state.guess_first ? ask(found, asks) : []));
     const named = (action) => Object.keys(state.heads).filter((name) => state.heads[name] === action).join(", ");
     const did = Object.keys(DONE).filter(named).map((action) => `${named(action)} ${DONE[action](state.factor)}`);
-    if (moved) did.push("the query pushed");
+    if (moved) did.push("the query steered");
     says.textContent = asks ? "?" : said(after).word;
     sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
       `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
@@ -222,7 +222,7 @@
     const ready = !found.steerable || towers.planes.has([selected, ...[...found.pair].sort()].join());
     if (ready) towersAt.replaceChildren(panels.towers(found, selected));
     slider.disabled = !found.steerable;
-    if (found.steerable) slider.setAttribute("aria-valuetext", `${state.push} times the way from ${found.pair.join(" to ")}`);
+    if (found.steerable) slider.setAttribute("aria-valuetext", `${state.steering} times the way from ${found.pair.join(" to ")}`);
     clearTimeout(later);  // the slowest parts: made when the reader pauses
     later = setTimeout(() => {
       if (!ready) towersAt.replaceChildren(panels.towers(found, selected));
@@ -240,7 +240,7 @@
     const { tags = [], text = "", more = [] } = player.step ? told(player.step, model, found, heads) : {};
     const asks = home.classList.contains("asks");
     home.dataset.step = player.step;
-    [...list.children].forEach((row, i) => { row.querySelector(".tinker-tag").textContent = tags[i] || ""; });
+    [...list.children].forEach((row, i) => { row.querySelector(".playground-tag").textContent = tags[i] || ""; });
     line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
       : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
     const link = (words, page) => [" ", make("a", { href: `${page}.html` }, words)];
@@ -259,7 +259,7 @@
       const right = word ? truth === word : !found.prompt.labels.some((label) => label.word === truth);
       tally = [tally[0] + right, tally[1] + 1];
       refresh();
-      home.querySelectorAll(".tinker-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
+      home.querySelectorAll(".playground-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
@@ -285,20 +285,20 @@
   }
 
   const options = (id, words) => make("datalist", { id }, ...words.map((value) => make("option", { value })));
-  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Push the query"), slider, doses));
+  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Steer the query"), slider, doses));
   home.replaceChildren(
-    options("tinker-words", Object.keys(data.classes).sort()), options("tinker-labels", data.labels),
+    options("playground-words", Object.keys(data.classes).sort()), options("playground-labels", data.labels),
     player.row,
-    make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
+    make("div", { class: "playground-scenes", role: "group", "aria-label": "scenes" },
       ...scenes.map((chosen) => button(chosen.name, () => enact(chosen)))),
-    make("div", { class: "tinker-lines" }, line, question),
-    make("div", { class: "tinker-pair" },
+    make("div", { class: "playground-lines" }, line, question),
+    make("div", { class: "playground-pair" },
       make("div", {},
-        make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
-          list, make("div", { class: "tinker-row query" }, query, make("span", {}, ":"), says, make("span"),
-            make("label", { class: "tinker-true" }, "true", trueLabel)), gutter),
+        make("div", { class: "playground-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
+          list, make("div", { class: "playground-row query" }, query, make("span", {}, ":"), says, make("span"),
+            make("label", { class: "playground-true" }, "true", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,
-        make("div", { class: "tinker-result" }, sentence, answer)),
+        make("div", { class: "playground-result" }, sentence, answer)),
       mapped, aside),
     shown);
   home.classList.add("ready");
