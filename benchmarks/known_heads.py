@@ -217,7 +217,10 @@ def _task_mean(
         if e.prompt.block != prompt.block and _task(e.prompt) == task:
             by_class[e.prompt.query_class].append(j)
     if not all(by_class.values()):
-        raise TwoTowersError(f"too few blocks of the task {task}: each class must be asked")
+        raise TwoTowersError(
+            f"too few blocks of the task {task}: expected a query of each class; measure more "
+            "blocks"
+        )
     return torch.stack([z[rows].mean(0) for rows in by_class.values()]).mean(0)
 
 
@@ -245,7 +248,10 @@ def _shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
         for cls in dict.fromkeys(d.cls for d in demonstrations):
             places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
             if len(places) % 2:
-                raise TwoTowersError(f"odd number of demonstrations: {len(places)} of '{cls}'")
+                raise TwoTowersError(
+                    f"cannot shuffle {len(places)} demonstrations of '{cls}': expected an even "
+                    "number; choose an even k"
+                )
             for turn, place in enumerate(rng.permutation(places)):
                 label = prompt.labels[turn % 2]
                 demonstrations[place] = replace(demonstrations[place], label=label)

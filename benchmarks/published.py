@@ -54,7 +54,7 @@ class PublishedNumber(Row):
     def _has_a_point(cls, value: str) -> str:
         """Check that a number has no decimal comma."""
         if re.search(r"\d,\d", value):
-            raise ValueError("write 0.94, with a point")
+            raise ValueError("expected a decimal point, as in 0.94")
         return value
 
 
@@ -121,7 +121,8 @@ def measure(
             values[quantity] = float(_value(model, plain_run, word, scale, quantity, blocks, heads))
         except IndexError:
             raise TwoTowersError(
-                f"'{quantity}': {model.name} has no such part, choose the paper's model"
+                f"unknown part '{quantity}' of '{model.name}': expected a part of the paper's "
+                "model; choose that model"
             ) from None
     return int(word), values
 
@@ -166,7 +167,8 @@ def _value(
                 capture.resid_pre[layer, 0], z.to(capture.z) @ model.output_weight(layer)[head]
             )
     raise TwoTowersError(
-        f"'{quantity}' is not among the quantities that can be measured: see data/published.csv"
+        f"unknown quantity '{quantity}': expected a quantity of data/published.csv; correct the "
+        "name"
     )
 
 
@@ -185,7 +187,9 @@ def authors_numbers(model: Model) -> pd.DataFrame:
     own = printed()[printed()["model"] == _paper_model(model.name)]
     if own.empty:
         names = " or ".join(printed()["model"].unique())
-        raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {names}")
+        raise TwoTowersError(
+            f"unknown model '{model.name}': expected {names}, for which the authors print numbers"
+        )
     rows = []
     for text, part in own.groupby("where", sort=False):
         word, measured = measure(
@@ -214,7 +218,8 @@ def main(name: str) -> int:
     model = HUB.get(name, name)
     if _paper_model(model) not in HUB:
         raise TwoTowersError(
-            f"the authors print no numbers for '{model}': choose {' or '.join(HUB)}"
+            f"unknown model '{model}': expected {' or '.join(HUB)}, for which the authors print "
+            "numbers"
         )
     table = authors_numbers(loading.load(model))
     print(table.to_string(index=False))

@@ -339,7 +339,10 @@ def measure(
             if package and importlib.util.find_spec(make.__name__) is None:
                 continue
             if (off := np.abs(make(model, few)() - expected).max()) > 1e-4:
-                raise SystemExit(f"{title}, {author}: {off:.2g} nats from the plain way")
+                raise SystemExit(
+                    f"wrong numbers of {author} for '{title}': expected those of plain hooks, got "
+                    f"a difference of {off:.2g} nats"
+                )
             ratios = _time_ratios(
                 partial(_log_probs, stock(model), encoded), make(model, encoded), repeats
             )

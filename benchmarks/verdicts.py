@@ -61,7 +61,7 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
     judging = {claim.chapter for claim in claims.claims().values()}
     if unknown := {*only} - judging:
         raise TwoTowersError(
-            f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}"
+            f"unknown chapter '{min(unknown)}': expected some of {','.join(sorted(judging))}"
         )
     judging &= {*only} or judging
     names = [
@@ -119,7 +119,9 @@ def verdicts(
             ).returncode
         if code:
             why = building.failure(Path(log.name))
-            raise TwoTowersError(f"chapter {name} failed: {why} (as far as it came: {out})")
+            raise TwoTowersError(
+                f"cannot run chapter '{name}': {why}; see {out} for the cells before the error"
+            )
     rows = evidence.read(rows_of)
     table = beside_predictions(rows[rows["model"] == pipeline.name])
     table.to_csv(folder(pipeline) / "verdicts.csv", index=False)

@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_prompts():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(pairs=["animal/nothing"]), "no class 'nothing'"),
+        (dict(pairs=["animal/nothing"]), "unknown class 'nothing'"),
         (dict(template=Template(40, "space")), "smaller k"),
     ],
 )

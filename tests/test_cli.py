@@ -29,7 +29,7 @@ BAD = [
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
     (["book", "--set", "seeed=2"], "unknown parameter 'seeed': did you mean 'seed'"),
-    (["book", "--set", "a='"], "open quote"),
+    (["book", "--set", "a='"], "a quote is missing"),
     (["book", "--jobs", "0"], "at least 1"),
     (["book", "--model", "no/such/x"], "no/such/x"),
 ]

@@ -47,13 +47,13 @@ def test_a_file_is_downloaded_once_and_another_in_its_place_is_refused_and_stays
     assert sentences.fetch("mine") == sentences.fetch("mine") == CONTENT
     assert server.paths == ["/mine/some%20file.txt"]
     (folder / FILE).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
-    refused("is not the pinned file", sentences.fetch, "mine")
+    refused("expected the SHA-256", sentences.fetch, "mine")
     assert (folder / FILE).is_file()
 
 
 def test_what_cannot_be_downloaded_names_the_folder_to_set(server, folder):
     server.remote.write_bytes(CONTENT + b"and more")
-    refused(f"ValueError.*set TWOTOWERS_DATA to a folder that has {FILE}", sentences.fetch, "mine")
+    refused(f"ValueError.*set TWOTOWERS_DATA to a folder with {FILE}", sentences.fetch, "mine")
     server.remote.unlink()
     refused(f"HTTPError.*TWOTOWERS_DATA.*{FILE}", sentences.fetch, "mine")
     assert not [path for path in folder.rglob("*") if path.is_file()]

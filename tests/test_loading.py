@@ -82,7 +82,7 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
     (folder / "model.safetensors").unlink()
     not_loaded(folder, "no file named model.safetensors .*give config, safetensors")
     for fields, words in (
-        ({"model_type": "own"}, "own model, which is not supported"),
+        ({"model_type": "own"}, "unknown architecture 'own'"),
         ({"auto_map": {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM",
                                                     "AutoTokenizer")}},
          "its own code .*remove auto_map"),
@@ -129,17 +129,21 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
 @pytest.mark.parametrize(
     "file, damage, words",
     [
-        (WEIGHTS, cut, "cannot be read .*SafetensorError.* one whole checkpoint"),
+        (WEIGHTS, cut, "cannot load .*SafetensorError.* one whole checkpoint"),
         (WEIGHTS, Path.unlink, "no file named model.safetensors"),
-        (WEIGHTS, changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}"),
-        (WEIGHTS, changing("mlp.c_fc.weight", lambda w: w[:-1]), "another shape .* 3 weights"),
+        (WEIGHTS, changing(C_PROJ, lambda _: None), rf"missing weights .2: .*{C_PROJ}"),
+        (WEIGHTS, changing("mlp.c_fc.weight", lambda w: w[:-1]), "another shape .* .3: "),
         (WEIGHTS, changing("h.2.mlp.c_fc.weight", torch.zeros_like), "h.2.mlp.c_fc.weight .* zero"),
         (WEIGHTS, changing(f"{C_PROJ}.weight", one_nan), rf"{C_PROJ}.weight of .* not finite"),
-        (WEIGHTS, changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)), "has the type I8"),
-        (CONFIG, cut, r"config\.json of .* cannot be read"),
-        (CONFIG, Path.unlink, r"config\.json of .* cannot be read"),
-        (TOKENIZER, cut, "cannot be read"),
-        (TOKENIZER, lambda path: path.write_text(BROKEN), "cannot be read .*Panic"),
+        (
+            WEIGHTS,
+            changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)),
+            "expected floats, got I8",
+        ),
+        (CONFIG, cut, r"cannot read config\.json of"),
+        (CONFIG, Path.unlink, r"cannot read config\.json of"),
+        (TOKENIZER, cut, "cannot load"),
+        (TOKENIZER, lambda path: path.write_text(BROKEN), "cannot load .*Panic"),
     ],
 )
 def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(save, file, damage, words):
@@ -151,25 +155,25 @@ def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(save, file,
 def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(save):
     folder = save("llama")
     changing("layers.1.mlp.", lambda weight: 1e3 * weight)(folder / "model.safetensors")
-    not_loaded(folder, "not finite in float16: take dtype=bfloat16 or float32", dtype="float16")
+    not_loaded(folder, "not finite in float16; choose dtype=bfloat16 or float32", dtype="float16")
     loading.load(folder)
 
 
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
     folder = save("llama")
-    not_loaded(folder / "model.safetensors", "is a file: give a folder .*gguf_to_folder")
+    not_loaded(folder / "model.safetensors", "expected a folder .*gguf_to_folder")
     # It is next to whole weights, which it would change.
     (folder / "adapter_model.safetensors").write_bytes(b"")
-    not_loaded(folder, "contains an adapter .*merge_and_unload")
+    not_loaded(folder, "it has an adapter .*merge_and_unload")
 
 
 @pytest.mark.parametrize(
     "kind, config, words",
     [
-        ("llama", {"model_type": "bloom"}, "bloom model, which is not supported: .*gpt2, .*llama"),
+        ("llama", {"model_type": "bloom"}, "unknown architecture 'bloom' .*gpt2, .*llama"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
-        ("gpt2", {"n_layer": 2}, r"has in excess 1\d weights .*transformer\.h\.2"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "are quantised"),
+        ("gpt2", {"n_layer": 2}, r"unknown weights .1\d: .*transformer\.h\.2"),
     ],
 )
 def test_a_config_that_is_not_supported_or_not_that_of_the_weights_is_refused(
@@ -187,7 +191,7 @@ def test_buffers_of_old_checkpoints_are_ignored_and_other_tensors_are_not(save):
     loading.load(folder)
     for extra in (f"{layer}.q_proj.bias", "lm_head.bias", f"{layer}.q_proj.weight_scale"):
         save_file(whole | {extra: torch.ones(16)}, path, metadata={"format": "pt"})
-        not_loaded(folder, rf"has in excess 1 weights \({extra}\)")
+        not_loaded(folder, rf"unknown weights .1: {extra}\)")
 
 
 def test_a_model_in_several_files_must_have_them_all(save):
@@ -197,13 +201,13 @@ def test_a_model_in_several_files_must_have_them_all(save):
     assert loading.load(folder).fingerprint == loading.fingerprint(str(folder))
     part = next(folder.glob("model-00002-of-*"))
     part.unlink()
-    not_loaded(folder, f"cannot be read .*{part.name}")
+    not_loaded(folder, f"cannot load .*{part.name}")
 
 
 @pytest.mark.parametrize("name", ["./no-such-folder", "a/b/c", " ", "x" * 5000, "no-such.gguf"])
 def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
     for refuse in (loading.load, loading.fingerprint, loading.check):
-        refused(r"there is no model .*mini-gpt2.*smollm2-135m", refuse, name)
+        refused(r"unknown model .*mini-gpt2.*smollm2-135m", refuse, name)
 
 
 def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(
@@ -224,12 +228,12 @@ def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(
     )
     assert loading.load("some/model").fingerprint == loading.fingerprint("some/model")
     assert loading.fingerprint("some/model").startswith("some/model@")
-    not_loaded("no-such-owner/no-such-model", "there is no model")
+    not_loaded("no-such-owner/no-such-model", "unknown model")
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
 def test_a_missing_device_or_unknown_dtype_is_refused(device):
-    not_loaded("mini-gpt2", f"device '{device}' is missing", device=device)
+    not_loaded("mini-gpt2", f"missing device '{device}'", device=device)
     not_loaded("mini-gpt2", "dtype", dtype="int8")
 
 
@@ -258,7 +262,7 @@ def test_a_precomputed_model_is_known_by_its_files_without_torch_and_its_weights
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert process.stdout.split()[1] == "smollm2-135m@b179c9523d0e"
-    not_loaded("smollm2-135m", "weights .* not here.*gguf_to_folder.py smollm2-135m .*that folder")
+    not_loaded("smollm2-135m", "missing weights .*gguf_to_folder.py smollm2-135m .*that folder")
 
 
 WORDS = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(VOCABULARY - 3))]
@@ -301,4 +305,4 @@ def test_tokens_are_those_of_tokenizer_json_whatever_other_files_say(begins, tmp
 def test_a_tokenizer_of_more_tokens_than_the_weights_have_is_refused(save):
     folder = save("llama")
     word_tokenizer([f"w{i}" for i in range(VOCABULARY + 1)]).save_pretrained(folder)
-    not_loaded(folder, "has 62 tokens, its weights 61")
+    not_loaded(folder, "at most 61 tokens, got 62")

@@ -25,7 +25,7 @@ def test_sizes_are_halved_until_one_does_not_fit(error):
         return size
 
     assert in_memory(lambda size: run(size, 3), 21) == 2 and sizes == [21, 10, 5, 2]
-    refused("a prompt does not fit in memory", in_memory, lambda size: run(size, 0), 2)
+    refused("it does not fit in memory", in_memory, lambda size: run(size, 0), 2)
     with pytest.raises(ZeroDivisionError):
         in_memory(lambda size: 1 / 0, 8)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):

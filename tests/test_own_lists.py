@@ -122,11 +122,9 @@ def test_classes_of_own_sentences_are_paired_in_their_order(home):
     assert run.design.class_pairs == ("ham/spam", "art/news")
     assert {prompt.dataset for prompt in run.design.blocks(4, 1)} == {*run.design.class_pairs}
     own_sentences(home, ("spam", "ham", "news"))
-    refused(
-        "3 classes, spam, ham, news: expected an even number", sentences.class_pairs, "sentences"
-    )
+    refused("even number of classes, got 3 .spam, ham, news", sentences.class_pairs, "sentences")
 
 
 def test_a_page_without_evidence_says_how_to_make_it(home, monkeypatch):
     monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
-    refused("missing evidence in '.*_build/evidence': .* run `make book`", pages.all_evidence)
+    refused("missing evidence in '.*_build/evidence': run `make book`", pages.all_evidence)

@@ -85,7 +85,7 @@ def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeyp
     monkeypatch.setattr("pooch.retrieve", lambda *_: refuse("no network"))
     paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
     run = Pipeline(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
-    assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
+    assert "missing published sets of sentences" in run.measured("paper").attrs["not_testable"]
     texts = {"x": list("abcdef"), "y": list("abcdef")}
     monkeypatch.setattr("towerlab.prompts.sentences.set_texts", lambda name: texts)
     for why in ("no room", "another reason"):  # the first is a result, kept

@@ -76,20 +76,8 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     }
     assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
     assert evidence.read(folder).empty
-    refused(
-        "unknown result of the paper 'figure 60'",
-        chapter.compare_with_paper,
-        "figure 60",
-        "4.1",
-        {},
-    )
-    refused(
-        "unknown result of the paper 'chat model'",
-        chapter.compare_with_paper,
-        "chat model",
-        "4.1",
-        {},
-    )
+    refused("unknown result 'figure 60'", chapter.compare_with_paper, "figure 60", "4.1", {})
+    refused("unknown result 'chat model'", chapter.compare_with_paper, "chat model", "4.1", {})
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_nor
 def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
     effect = zeroing_effect(model, CASE)
     np.testing.assert_allclose(effect.heads["before"], effect.heads["after"], **FLOAT64)
-    refused("is not in", zeroing_effect, model, CASE, [Head(9, 9)])
+    refused("unknown head '9-9'", zeroing_effect, model, CASE, [Head(9, 9)])
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,7 @@ def test_prompts_whose_labels_cannot_be_told_or_that_are_too_long_are_refused(gp
     not_encoded("only a space", make(("a", "𠀀"), labels=("𠀀", "foo")), llama2)
     not_encoded("special token '<s>'", make(("a <s> b", "foo")), llama2)
     not_encoded("special token", make(("a", "foo"), query="<|endoftext|>"), gpt2)
-    not_encoded("14 tokens and the model reads 13", PAPER, gpt2, max_length=13)
+    not_encoded("at most 13 tokens, got 14", PAPER, gpt2, max_length=13)
     assert encode(PAPER, gpt2, max_length=14).last == 13
 
 
@@ -242,7 +242,7 @@ class Crooked:
 
 
 def test_mischief_of_tokenizers_is_refused():
-    not_encoded("offsets do not rise", PAPER, Crooked())
+    not_encoded("offsets do not increase", PAPER, Crooked())
     check_plain = encode(PAPER, word_level(r"\S+"))
     assert check_plain.label_positions == (2, 5, 8, 11) and check_plain.last == 13
     not_encoded("merges the final ':'", PAPER, word_level(r"one :|\S+"))
@@ -259,7 +259,9 @@ def test_mischief_of_tokenizers_is_refused():
         PAPER,
         word_level(r"fo(?=o$)|\S+", "love like eight two one foo bar : fo"),
     )
-    not_encoded("'bar' is unknown", PAPER, word_level(r"\S+", "love like eight two one foo :"))
+    not_encoded(
+        "'bar' is not in the vocabulary", PAPER, word_level(r"\S+", "love like eight two one foo :")
+    )
     not_encoded("no token for the text 'like'", PAPER, word_level(r"(?!like)\b\w+|:"))
 
 

@@ -45,22 +45,22 @@ def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_tol
     monkeypatch, capfd
 ):
     some = design(["foo", "bar", "up"], monkeypatch)
-    assert some.label_pairs == ("foo/bar",) and "unknown" in some.unsayable["up/down"]
+    assert some.label_pairs == ("foo/bar",) and "not in the vocabulary" in some.unsayable["up/down"]
     assert (
         capfd.readouterr().err
-        == "mini-gpt2: label pairs left out, which its tokenizer cannot say: up/down\n"
+        == "mini-gpt2: label pairs left out, which its tokenizer cannot encode: up/down\n"
     )
     assert {prompt.labels for prompt in some.blocks(2, 1, Template(1, "space"))} == {("foo", "bar")}
     assert design(["foo", "bar", "up", "down"], monkeypatch).label_pairs == ("foo/bar", "up/down")
     # what is asked for is refused later
     assert design(["foo", "bar"], monkeypatch, label_pairs="up/down").label_pairs == ("up/down",)
-    refused("can say no label pair", getattr, design(["foo"], monkeypatch), "label_pairs")
+    refused("can encode no label pair", getattr, design(["foo"], monkeypatch), "label_pairs")
 
 
 def test_answers_that_are_not_finite_are_refused():
     encoded = tiny_blocks.blocks(1)
     refused(
-        "not finite: take dtype=bfloat16",
+        "not finite; choose dtype=bfloat16",
         answers_of,
         encoded[:1],
         torch.tensor([0]),

@@ -60,7 +60,7 @@ def test_chapters_are_those_that_judge_with_what_they_read():
     )
     assert not {"intro", "scorecard"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
-    refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])
+    refused("unknown chapter '99'", verdicts.chapters, ["4", "99"])
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):

@@ -44,5 +44,5 @@ def test_every_published_quantity_can_be_read_and_no_other():
         for quantity in verify.printed()["quantity"]
     )
     model = tiny("gpt2")
-    refused("not among the quantities", verify.measure, model, IDS, ["attention of head 1-1"])
-    refused("print no numbers for 'gpt2'", verify.authors_numbers, model)
+    refused("unknown quantity", verify.measure, model, IDS, ["attention of head 1-1"])
+    refused("unknown model 'gpt2'", verify.authors_numbers, model)

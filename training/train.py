@@ -35,7 +35,7 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(
-            "Stopped. Nothing half-written is left; the same command goes on from here."
+            "interrupted: results so far are kept; run the same command to continue"
         ) from None
 
 

@@ -192,7 +192,8 @@ class Trainer:
             while self.at.smooth >= enough:
                 if self.at.count == patience:
                     raise TwoTowersError(
-                        f"{name}: the loss stayed at {self.at.smooth:.2f}: try another --seed"
+                        f"cannot train '{name}': the loss stayed at {self.at.smooth:.2f}; try "
+                        "another --seed"
                     )
                 self.at.smooth = 0.97 * self.at.smooth + 0.03 * self.train(draw())
                 if beside is not None and self.at.count % 2 == 0:

@@ -141,7 +141,7 @@ def drawing(svg: str, parts: str) -> str:
     """
     for part in parts.split():
         if f'class="{part}"' not in svg:
-            raise ValueError(f"no part '{part}' in book/map.svg")
+            raise ValueError(f"unknown part '{part}': expected a class in book/map.svg")
         svg = svg.replace(f'class="{part}"', f'class="{part} lit"')
     return f'<div class="map" aria-hidden="true">{svg.strip()}</div>'
 

@@ -94,7 +94,10 @@ def main() -> int:
     except (OSError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:
-        print(f"twotowers: the pages failed, the last good ones stay: {why}", file=sys.stderr)
+        print(
+            f"twotowers: cannot build the pages: {why}; the last good pages are kept",
+            file=sys.stderr,
+        )
     return int(bool(why))
 
 

@@ -75,7 +75,9 @@ def setup(app) -> dict:
         ExtensionError: If the sources have no figures and no verdicts.
     """
     if (Path(app.srcdir) / "Snakefile").is_file():  # these are not the sources of assemble_pages.py
-        raise ExtensionError("these sources have no figures and no verdicts: run `make book`")
+        raise ExtensionError(
+            "cannot build these sources: they have no figures and no verdicts; run `make book`"
+        )
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
     app.connect("config-inited", opening_page.set_address)

@@ -63,7 +63,9 @@ def build(
     try:
         words = [word.partition("=") for text in texts for word in shlex.split(text)]
     except ValueError:
-        raise TwoTowersError(f"{' '.join(texts)!r} has an open quote: close it") from None
+        raise TwoTowersError(
+            f"cannot read {' '.join(texts)!r}: a quote is missing; close it"
+        ) from None
     values = {name: value for name, _, value in words} | ({"model": model} if model else {})
     loading.check(Settings.from_values(values).model)  # raises for a name of nothing
     root = data_folder().parent
@@ -74,7 +76,7 @@ def build(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TwoTowersError(
-            "another `twotowers book` is at work on this book: wait until it is done"
+            "cannot build the book: another `twotowers book` is building it; wait until it is done"
         ) from None
     os.set_inheritable(lock.fileno(), True)
     # Snakemake restored the last good chapters, and regards them as new.

@@ -135,7 +135,9 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         # Nothing was measured: such a file is not for the book.
         if precomputing and AGAIN in attributes:
             pipeline.path(name).unlink()
-            raise TwoTowersError(f"{name} is not precomputed: {attributes[catalogue.NOT_TESTABLE]}")
+            raise TwoTowersError(
+                f"cannot precompute '{name}': {attributes[catalogue.NOT_TESTABLE]}"
+            )
     print(f"{', '.join(names)}: {pipeline.path(names[-1]).parent}")
     return 0
 
@@ -151,7 +153,9 @@ def _book(arguments: argparse.Namespace, command: str) -> int:
 def _count(value: str, name: str) -> int:
     """Return a whole number of at least 1 from the text of an option."""
     if not value.isdecimal() or int(value) < 1:
-        raise TwoTowersError(f"--{name} {value!r}: give a whole number of at least 1")
+        raise TwoTowersError(
+            f"cannot use --{name} {value!r}: expected a whole number of at least 1"
+        )
     return int(value)
 
 
@@ -194,19 +198,21 @@ def guarded(function: Callable[[], int]) -> int:
             raise
         file = error.filename or "a file"
         print(
-            f"twotowers: cannot write {file} ({error.strerror}): make room there, or work in "
-            "another folder",
+            f"twotowers: cannot write '{file}': {error.strerror}; choose another folder",
             file=sys.stderr,
         )
         return 2
     except ModuleNotFoundError as error:  # `pip install .` has only the analysis
         if str(error.name).startswith("towerlab."):
             raise
-        print(f"twotowers: there is no {error.name}: pip install -e .[measure]", file=sys.stderr)
+        print(
+            f"twotowers: missing package '{error.name}': run `pip install -e .[measure]`",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print(
-            "twotowers: interrupted; what was done is kept, the same command goes on from there",
+            "twotowers: interrupted: results so far are kept; run the same command to continue",
             file=sys.stderr,
         )
         return 130

@@ -87,8 +87,8 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     for at, number in heads:
         if not (0 <= at < model.n_layers and 0 <= number < model.n_heads):
             raise TwoTowersError(
-                f"head {at}-{number} is not in {model.name}: layers go to {model.n_layers - 1}, "
-                f"heads to {model.n_heads - 1}"
+                f"unknown head '{at}-{number}' of '{model.name}': expected layers up to "
+                f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
             )
     (encoded,) = model.encode([prompt])
     runs = {"before": capture(model, [encoded], {"weights"})}

@@ -146,8 +146,8 @@ class Model:
         for selects, evaluates in head_selection.cross_fit_splits(selection, target):
             if not selects.sizes["prompt"]:
                 raise NotTestable(
-                    "no selection block has other classes and other labels: give more "
-                    "(selection_blocks)"
+                    "no selection block has other classes and other labels; choose more "
+                    "selection_blocks"
                 )
             yield head_selection.head_sets(selects, self.chapter.settings.top_k), evaluates
 
@@ -194,8 +194,7 @@ class Model:
         if given != ("none" if drawn else claim.control):
             wanted = f"'{claim.control}'" + " of its single heads, which are drawn here" * drawn
             raise TwoTowersError(
-                f"wrong control '{given}': expected {wanted}; change control=, or the line in "
-                "data/claims.csv"
+                f"wrong control '{given}': expected {wanted}; change control= or data/claims.csv"
             )
         return self._cross_fit(claim, values) if single else (values, control)
 
@@ -206,8 +205,7 @@ class Model:
         if not self.sets.get(name):
             raise NotTestable(f"the rule selects no heads for the set '{name}'")
         raise TwoTowersError(
-            f"missing set of heads '{name}': expected it in the values and in the control; "
-            "measure this set too"
+            f"missing set of heads '{name}': expected it in values and control; measure it"
         )
 
     def _cross_fit(
@@ -305,8 +303,7 @@ class Chapter(Measurements):
         line = claims.claims().get(claim)
         if line is None:
             raise TwoTowersError(
-                f"unknown claim '{claim}': expected an id in data/claims.csv; add a line with its "
-                "rule and date"
+                f"unknown claim '{claim}': expected an id in data/claims.csv; add a line there"
             )
         rows, reasons = [], dict(untestable or {})
         for model in {**values, **self.left_out, **reasons}:
@@ -350,7 +347,7 @@ class Chapter(Measurements):
     ) -> EvidenceRow:
         """Return the row of evidence of one claim and model."""
         if name not in self.models:
-            raise NotTestable("its answers are not measured, so whether it learns is unknown")
+            raise NotTestable("its answers were not measured, so we cannot tell whether it learns")
         model = self.models[name]
         if gate:
             model.check_learned()
@@ -409,7 +406,7 @@ class Chapter(Measurements):
                 )
             )
         except NotTestable as error:
-            pages.note(f"{model}: no other heads beside these: {error}.")
+            pages.note(f"{model}: no random heads for comparison: {error}.")
             return []
 
     table = staticmethod(intervals.table)
@@ -450,8 +447,7 @@ class Chapter(Measurements):
         result = claims.paper_results().get(name)
         if result is None or result.not_run:
             raise TwoTowersError(
-                f"unknown result of the paper '{name}': expected an id with a rule in "
-                "data/figures.csv; add a line with its date"
+                f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
         left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
         no_model = name in claims.OF_NO_MODEL
@@ -499,4 +495,4 @@ class Chapter(Measurements):
         except TwoTowersError as error:
             if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
                 raise
-            pages.note(f"Verdicts are not kept: {error}")
+            pages.note(f"Verdicts are not saved: {error}")

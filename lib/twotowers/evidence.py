@@ -376,8 +376,7 @@ def _check_prompts(
             given = ", ".join(map(str, part.dims))
             raise TwoTowersError(
                 f"wrong dimensions of {name}: expected ({', '.join(dims)}), got ({given}); take "
-                "means over the other dimensions first, or name the set of heads in "
-                "data/claims.csv"
+                "means over the others first, or name the set of heads in data/claims.csv"
             )
         shared = {*values.coords} & {*part.coords}
         if any(

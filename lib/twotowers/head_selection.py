@@ -191,8 +191,8 @@ def matched_sets(
     }
     if sum(map(len, free.values())) < len(heads):
         raise NotTestable(
-            f"{len(heads)} heads leave too few of other key-value groups for a control: "
-            "choose fewer (top_k)"
+            f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
+            "choose a smaller top_k"
         )
     rng, sets = np.random.default_rng([0, 44]), []
     for _ in range(n_sets):

@@ -107,8 +107,7 @@ class Sample:
         if variables.ndim != 2:
             dims = ", ".join(map(str, of.dims))
             raise TwoTowersError(
-                f"wrong dimensions of the values: expected (prompt), got ({dims}); take means "
-                "over the other dimensions first"
+                f"wrong dimensions of the values: expected (prompt), got ({dims}); take means first"
             )
         check_clusters(of, clusters)
         bad = int((~np.isfinite(variables)).sum())

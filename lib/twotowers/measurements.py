@@ -70,9 +70,8 @@ class Measurements:
             return self._pipeline(suite).measured(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
-                f"missing measurement '{name}' of '{self.model}': it is not precomputed, and the "
-                f"package {error.name} is not installed; run `pip install -e .[measure]`, or "
-                "choose a model of data/measurements"
+                f"missing measurement '{name}' of '{self.model}': {error.name} is not installed; "
+                "run `pip install -e .[measure]`, or choose a precomputed model"
             ) from None
 
     def measured(

@@ -82,8 +82,7 @@ def all_evidence() -> pd.DataFrame:
     rows = evidence.read(evidence_folder())
     if rows.empty:
         raise TwoTowersError(
-            f"missing evidence in '{evidence_folder()}': expected one file for each chapter; "
-            "run `make book`, or run some chapters"
+            f"missing evidence in '{evidence_folder()}': run `make book`, or some chapters, first"
         )
     for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
         if pairs < QUICK:

@@ -134,7 +134,7 @@ def first_fault(error: ValidationError) -> str:
         error: Error of pydantic.
     """
     first = error.errors()[0]
-    message = re.sub("^Value error, ", "", first["msg"])
+    message = first["msg"].removeprefix("Value error, ")
     message = re.sub("^[A-Z][a-z]+ should (be|have|match)", "expected", message)
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
 

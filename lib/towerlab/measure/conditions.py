@@ -138,7 +138,7 @@ def check_one_can_go(design: Design) -> None:
     if design.template.k < 2:
         raise NotTestable(
             "its best-learned template has one demonstration of each class, and none can be "
-            "removed: give k=2"
+            "removed; choose k=2"
         )
 
 

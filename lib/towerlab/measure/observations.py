@@ -110,8 +110,8 @@ def in_memory(run: Callable[[int], T], size: int) -> T:
                 raise
             if size == 1:
                 raise TwoTowersError(
-                    "a prompt does not fit in memory: take a smaller k, a narrower dtype, another "
-                    "device or a smaller model"
+                    "cannot run a prompt: it does not fit in memory; choose a smaller k, a "
+                    "narrower dtype, another device or a smaller model"
                 ) from None
         # The error, and all tensors that it held, are gone only here.
         clear_device_cache(garbage_collection=True)
@@ -223,7 +223,7 @@ def answers_of(
         TwoTowersError: If numbers are not finite. An average over them would look like a result.
     """
     if not log_prob.isfinite().all():
-        raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
+        raise TwoTowersError(f"cannot use the model: its answers are not finite; {WIDER}")
     true, other = log_prob.unbind(-1)
     is_label = top[..., None] == torch.tensor([e.label_pair_ids for e in batch])
     top_answer = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)

@@ -229,7 +229,7 @@ def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
         except TwoTowersError as error:
             why = why or error
     # We may not show these sentences.
-    reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))
+    reason = re.sub("cannot use the prompt (.).*\\1: ", "", str(why))
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 

@@ -170,7 +170,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     Their attention and OV logit difference at labels are also measured.
     """
     if pipeline.settings.suite != "words":
-        raise NotTestable("it asks for words of the other class, so the word sets alone have it")
+        raise NotTestable("it needs words of the other class, which only the word sets have")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
     selection, evaluation = selection_and_evaluation(pipeline)
     tried = with_exchanged(design, selection, ALONE)

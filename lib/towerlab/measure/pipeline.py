@@ -171,11 +171,14 @@ class Design:
                 out[pair] = str(error)
         if out and len(out) == len(self._default_pairs):
             raise TwoTowersError(
-                f"the tokenizer of {model} can say no label pair ({next(iter(out.values()))}); "
-                "see label_pairs=..."
+                f"cannot use the tokenizer of '{model}': it can encode no label pair "
+                f"({next(iter(out.values()))}); choose others with label_pairs=..."
             )
         if out:
-            say(f"{model}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
+            say(
+                f"{model}: label pairs left out, which its tokenizer cannot encode: "
+                f"{', '.join(out)}"
+            )
         return out
 
     @cached_property

@@ -105,6 +105,6 @@ def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]
     not_empty = {name: sets[name] for name in names or sets if sets[name]}
     if not not_empty:
         raise NotTestable(
-            "no rule names any head of this model, as happens where it does not learn the task"
+            "no rule selects any head of this model, which happens if it does not learn the task"
         )
     return not_empty

@@ -329,7 +329,7 @@ def _label_increases(pipeline: Pipeline) -> Recipe:
     The heads are the first three heads, and all heads at most one layer away from one of them.
     """
     if pipeline.settings.suite != "words":
-        raise NotTestable("figure 7 is about a prompt of words")
+        raise NotTestable("figure 7 needs a prompt of words")
     every = listed_first(pipeline.measured("paper"), CASE.dataset)
     layers = {layer for layer, _ in every[:SWEPT]}
     near = [head for head in every if min(abs(head.layer - layer) for layer in layers) <= 1]

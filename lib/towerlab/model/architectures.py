@@ -82,7 +82,7 @@ class Architecture:
             value = getattr(config, field, None)
             supported = getattr(config, only) if isinstance(only, str) else only
             if value != supported:
-                return f"{field} is {value}, only {supported} is supported"
+                return f"expected {field} {supported}, got {value}"
         return None
 
 

@@ -88,12 +88,12 @@ def load(
                     kind = tensors.get_slice(key).get_dtype()
                     if kind not in FLOATS and not BUFFERS.search(key):
                         raise TwoTowersError(
-                            f"{key} of '{name}' has the type {kind}: expected floats; give the "
+                            f"cannot use {key} of '{name}': expected floats, got {kind}; give the "
                             "weights before quantisation"
                         )
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if refusal := row.refusal(config):
-            raise TwoTowersError(f"'{name}' is not supported: {refusal}")
+            raise TwoTowersError(f"cannot load '{name}': {refusal}; choose another model")
         tokenizer = _tokenizer(folder)
         hf, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -112,14 +112,14 @@ def load(
     except BaseException as error:  # readers raise anything; a panic of Rust is not an Exception
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise TwoTowersError(
-            f"'{name}' cannot be read ({why}): {WHOLE}, or a narrower dtype if memory is short"
+            f"cannot load '{name}': {why}; {WHOLE}, or choose a narrower dtype if memory is short"
         ) from None
     _check_weights(name, hf, report)
     rows = hf.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise TwoTowersError(
-            f"the tokenizer of '{name}' has {tokenizer.vocab_size} tokens, its weights {rows}: "
-            f"{WHOLE}"
+            f"cannot use the tokenizer of '{name}': expected at most {rows} tokens, got "
+            f"{tokenizer.vocab_size}; {WHOLE}"
         )
     # Nothing is padded, and transformers warns if a prompt could contain that token.
     hf.config.pad_token_id = None
@@ -146,7 +146,8 @@ def check(name: str, device: str = "cpu") -> None:
             torch.empty(0, device=device).tolist()  # the device "meta" has no numbers
         except (RuntimeError, AssertionError, NotImplementedError):
             raise TwoTowersError(
-                f"device '{device}' is missing: choose one that PyTorch finds, such as cpu"
+                f"missing device '{device}': expected a device that PyTorch finds; choose one "
+                "such as cpu"
             ) from None
     if not _precomputed(name):
         _read_config(name)
@@ -162,27 +163,29 @@ def _read_config(name: str) -> dict[str, Any]:
     folder = _folder(name, (CONFIG, "adapter_config.json", *TOKENIZER))
     if any(folder.glob("adapter_*")):
         raise TwoTowersError(
-            f"'{name}' contains an adapter (LoRA): merge it (peft: model.merge_and_unload()"
-            ".save_pretrained(other)) and give that folder, or remove the adapter's files"
+            f"cannot load '{name}': it has an adapter (LoRA); merge it with merge_and_unload() of "
+            "peft, or remove the adapter's files"
         )
     try:
         config = json.loads((folder / CONFIG).read_text("utf8"))
         kind = str(config["model_type"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TwoTowersError(
-            f"{CONFIG} of '{name}' cannot be read ({type(error).__name__}: {error}): {WHOLE}"
+            f"cannot read {CONFIG} of '{name}': {type(error).__name__}: {error}; {WHOLE}"
         ) from None
     if config.get("quantization_config"):
-        raise TwoTowersError(f"'{name}' is quantised: give the weights before quantisation")
+        raise TwoTowersError(
+            f"cannot load '{name}': its weights are quantised; give the original weights"
+        )
     if any(key.startswith("AutoModel") for key in config.get("auto_map") or ()):
         raise TwoTowersError(
-            f"'{name}' needs its own code (auto_map), which is not run: remove auto_map from "
-            f"{CONFIG} if transformers' own {kind} is the same model"
+            f"cannot load '{name}': it needs its own code (auto_map), which is never run; remove "
+            f"auto_map from {CONFIG} if transformers has the same {kind} model"
         )
     if kind not in ARCHITECTURES:
         raise TwoTowersError(
-            f"'{name}' is a {kind} model, which is not supported: choose one of "
-            f"{', '.join(sorted(ARCHITECTURES))}"
+            f"unknown architecture '{kind}' of '{name}': expected one of "
+            f"{', '.join(sorted(ARCHITECTURES))}; choose another model"
         )
     return config
 
@@ -245,13 +248,13 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         return folder
     if os.path.isfile(folder):
         raise TwoTowersError(
-            f"'{name}' is a file: give a folder of safetensors, which training/gguf_to_folder.py "
-            "makes from a GGUF file"
+            f"cannot load '{name}': expected a folder of safetensors, got a file; convert a GGUF "
+            "file with training/gguf_to_folder.py"
         )
     if _precomputed(name):
         raise TwoTowersError(
-            f"the weights of '{name}' are not here, only its measurements: fetch and convert them "
-            f"(python training/gguf_to_folder.py {name} FOLDER/{name}), and give that folder"
+            f"missing weights of '{name}': only its measurements are precomputed; run `python "
+            f"training/gguf_to_folder.py {name} FOLDER/{name}` and give that folder"
         )
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
@@ -259,8 +262,8 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         why = str(error).strip().partition("\n")[0][:120]
         known = sorted({*shipped_models(), *precomputed_models()})
         raise TwoTowersError(
-            f"there is no model '{name[:200]}' ({why}): give a folder of safetensors, a hub id, or "
-            f"one of {', '.join(known)}"
+            f"unknown model '{name[:200]}': expected a folder of safetensors, a hub id, or one of "
+            f"{', '.join(known)} ({why}); check the name"
         ) from None
 
 
@@ -293,19 +296,25 @@ def _tokenizer(folder: Path) -> Any:
 def _check_weights(name: str, hf: Any, report: dict[str, Any]) -> None:
     """Raise TwoTowersError if weights are missing, left over, misshapen, zero or not finite."""
     for fault, keys in {
-        "lacks": report["missing_keys"],
-        "has in excess": [key for key in report["unexpected_keys"] if not BUFFERS.search(key)],
-        "has with another shape than its config says": [k for k, *_ in report["mismatched_keys"]],
-        "may not offload": [k for k, p in hf.named_parameters() if p.is_meta],
+        "missing weights": report["missing_keys"],
+        "unknown weights": [key for key in report["unexpected_keys"] if not BUFFERS.search(key)],
+        "weights of another shape than in the config": [k for k, *_ in report["mismatched_keys"]],
+        "weights that cannot be offloaded": [k for k, p in hf.named_parameters() if p.is_meta],
     }.items():
         if keys:
             raise TwoTowersError(
-                f"'{name}' {fault} {len(keys)} weights ({', '.join(sorted(keys)[:3])}): {WHOLE}"
+                f"cannot load '{name}': {fault} ({len(keys)}: {', '.join(sorted(keys)[:3])}); "
+                f"{WHOLE}"
             )
     for key, weight in hf.named_parameters():
         low, high = map(float, weight.detach().aminmax())  # both are NaN if any number is
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise TwoTowersError(f"{key} of '{name}' is not finite: {WHOLE}, or a wider dtype")
+            raise TwoTowersError(
+                f"cannot use {key} of '{name}': its numbers are not finite; {WHOLE}, or choose a "
+                "wider dtype"
+            )
         # An interrupted copy can leave zeros, on which every identity of the proof holds.
         if low == high == 0 and weight.dim() > 1:
-            raise TwoTowersError(f"{key} of '{name}' is zero throughout: copy the weights again")
+            raise TwoTowersError(
+                f"cannot use {key} of '{name}': all its numbers are zero; copy the weights again"
+            )

@@ -21,7 +21,7 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 # float32 even in a float64 model, so the limit of float64 is not stricter than that.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
-WIDER = "take dtype=bfloat16 or float32, or if these are too narrow, float64"
+WIDER = "choose dtype=bfloat16 or float32, or float64 if these are too narrow"
 """Remedy if activations overflow"""
 PROVEN = frozenset({"weights", "values", "neurons", "streams"})  # parts that a proof records
 
@@ -51,7 +51,7 @@ def prove(model: Model) -> dict[str, float]:
     probe = capture(model, [_probe(model)], PROVEN)
     if not probe.own_logits.isfinite().all():
         raise TwoTowersError(
-            f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: "
+            f"cannot use '{model.name}': its answers are not finite in {str(model.dtype)[6:]}; "
             f"{WIDER}"
         )
     errors = identity_errors(model, probe)
@@ -59,9 +59,9 @@ def prove(model: Model) -> dict[str, float]:
     for identity, error in errors.items():
         if not error <= tolerance:
             raise TwoTowersError(
-                f"'{model.name}' does not fit the table of architectures ({identity} is off by "
-                f"{error:.2g}, relative): its scores would be wrong, so it is refused; use a "
-                "stock checkpoint of a supported architecture"
+                f"cannot use '{model.name}': it does not fit the table of architectures "
+                f"({identity} has a relative error of {error:.2g}); use a stock checkpoint of a "
+                "supported architecture"
             )
     return errors
 

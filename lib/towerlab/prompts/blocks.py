@@ -98,11 +98,13 @@ def draw_blocks(
     taken = {*"/".join([*label_pairs, *(pairs if OWN_NAMES in label_pairs else ())]).split("/")}
     for name in {*"/".join(pairs).split("/")}:
         if name not in texts:
-            raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
+            raise TwoTowersError(
+                f"unknown class '{name}': expected one of {', '.join(sorted(texts))}"
+            )
         if (n_texts := len({*texts[name]} - taken)) < template.k + 2:
             raise TwoTowersError(
-                f"k={template.k} needs {template.k + 2} texts of the class {name} that are no "
-                f"labels, there are {n_texts}: smaller k, or more texts"
+                f"too few texts of the class '{name}': expected {template.k + 2} that are no "
+                f"labels, got {n_texts}; choose a smaller k, or add texts"
             )
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), template.k])
     rounds = -(-n // len(pairs))

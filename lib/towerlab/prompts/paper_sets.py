@@ -79,7 +79,7 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
             why = str(error)
             say(f"{name} is left out: {error}")
     if not out:
-        raise Unavailable(f"no published set of sentences can be had: {why}")
+        raise Unavailable(f"missing published sets of sentences: {why}")
     return out
 
 

@@ -161,7 +161,7 @@ def encode_all(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise TwoTowersError(
-            "this tokenizer tells no offsets: load the fast one (AutoTokenizer, use_fast=True)"
+            "cannot use this tokenizer: it gives no offsets; load it with use_fast=True"
         )
     if not prompts:
         return []
@@ -207,34 +207,34 @@ def _encode(
     def check(valid: bool, problem: str, remedy: str = "choose another label") -> None:
         if not valid:
             excerpt = text if size <= 60 else f"{text[:30]} ... {text[-25:]}"
-            raise TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
+            raise TwoTowersError(f"cannot use the prompt {excerpt!r}: {problem}; {remedy}")
 
     for token in map(str, tokenizer.all_special_tokens):
         check(
             not any(token in part for part in (text, *prompt.labels)),
-            f"it holds the special token '{token}'",
-            "take that out of its texts and labels",
+            f"it contains the special token '{token}'",
+            "remove it from texts and labels",
         )
     check(
         max_length is None or n <= max_length,
-        f"it has {n} tokens and the model reads {max_length}",
-        "take fewer or shorter demonstrations",
+        f"expected at most {max_length} tokens, got {n}",
+        "use fewer or shorter demonstrations",
     )
     # The last token must be only the final ':', or no position could be trusted.
     check(
         n > 0 and run.starts[-1] < size == run.ends[-1],
-        "the tokenizer puts a token of its own after the final ':'",
-        "load it so that it does not (add_eos_token=False)",
+        "the tokenizer adds a token after the final ':'",
+        "load it with add_eos_token=False",
     )
     check(
         run.starts[-1] >= size - 2,
         "the tokenizer merges the final ':' with the text before it",
-        "change the query's end",
+        "change the end of the query",
     )
     check(
         [*run.starts] == sorted(run.starts) and [*run.ends] == sorted(run.ends),
-        "the tokenizer's offsets do not rise along the text",
-        "take another tokenizer",
+        "the tokenizer's offsets do not increase along the text",
+        "use another tokenizer",
     )
     label_ids = {}
     for label, end in zip(prompt.labels, ends, strict=True):
@@ -245,17 +245,14 @@ def _encode(
         check(
             end.ends[n] > size + 1,
             f"the label '{label}' begins with a token that is only a space",
-            "choose a label that the vocabulary holds with its space",
+            "choose a label that is in the vocabulary with its space",
         )
-        check(
-            end.ids[n] != tokenizer.unk_token_id,
-            f"the label '{label}' is unknown to the vocabulary",
-        )
+        check(end.ids[n] != tokenizer.unk_token_id, f"the label '{label}' is not in the vocabulary")
         label_ids[label] = end.ids[n]
     check(
         len(set(label_ids.values())) == len(label_ids),
         f"the labels {', '.join(prompt.labels)} begin with the same token",
-        "choose labels that differ there",
+        "choose labels with different first tokens",
     )
     positions, spans = [], []
     for d, (start, stop) in zip(prompt.demonstrations, layout.labels, strict=True):
@@ -271,7 +268,7 @@ def _encode(
         check(
             span[0] < span[1],
             f"the tokenizer has no token for the text {text[start:stop]!r}",
-            "leave it out",
+            "remove this text",
         )
         spans.append(span)
     return Encoded(

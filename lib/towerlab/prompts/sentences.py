@@ -89,7 +89,7 @@ def class_pairs(suite: str) -> tuple[str, ...]:
         return PAIRS
     classes = [*class_texts(suite)]
     if not classes or len(classes) % 2:
-        what = f"{len(classes)} classes, {', '.join(classes)}: expected an even number"
+        what = f"expected an even number of classes, got {len(classes)} ({', '.join(classes)})"
         raise unreadable(data_folder() / "sentences" / "own.csv", what)
     return tuple("/".join(sorted(two)) for two in zip(classes[::2], classes[1::2], strict=True))
 
@@ -222,8 +222,7 @@ def fetch(name: str) -> bytes:
     path = Path(os.environ.get(DATA) or pooch.os_cache("twotowers")).expanduser() / pin.file
     if path.is_file() and pooch.file_hash(path) != pin.sha256:
         raise TwoTowersError(
-            f"'{path}' is not the pinned file: expected the SHA-256 {pin.sha256[:12]}...; move it "
-            "away to download it again"
+            f"cannot use '{path}': expected the SHA-256 {pin.sha256[:12]}...; remove the file"
         )
     pooch.get_logger().setLevel("WARNING")  # pages of the book would show its notices
     try:
@@ -232,6 +231,6 @@ def fetch(name: str) -> bytes:
         ).read_bytes()
     except (OSError, ValueError) as error:  # a ValueError if the SHA-256 is another
         raise TwoTowersError(
-            f"cannot download {pin.url} ({type(error).__name__}): set {DATA} to a folder that has "
-            f"{pin.file} with the SHA-256 {pin.sha256[:12]}..., or connect and try again"
+            f"cannot download {pin.url}: {type(error).__name__}; connect to the internet, or set "
+            f"{DATA} to a folder with {pin.file} (SHA-256 {pin.sha256[:12]}...)"
         ) from None
