@@ -163,7 +163,7 @@ def test_the_case_by_hand(model, words, monkeypatch):
         tuple(f"w{i}" for i in range(model.unembedding.vocabulary)),
         ("",) * model.unembedding.vocabulary,
     )
-    monkeypatch.setattr(Lexicon, "of", lambda *_: lexicon)
+    monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: lexicon)
     data = single_prompt(model, encoded, heads).isel(prompt=0)
     slow = Reference(model, encoded.ids)
     for name, (layer, head) in zip(data["selected_head"].values, heads, strict=True):

@@ -23,7 +23,7 @@ CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
 
 @pytest.fixture(autouse=True)
 def words(monkeypatch):
-    monkeypatch.setattr(Lexicon, "of", lambda *_: LEXICON)
+    monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: LEXICON)
     monkeypatch.setattr(module, "class_words", lambda: CLASSES)
 
 
@@ -110,7 +110,7 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     foo = f"word{encoded[0].label_ids['foo']}"
     plain = tuple("the" if word == foo else word for word in LEXICON.texts)
     monkeypatch.setattr(module, "TOP", VOCABULARY)
-    monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, plain))
+    monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: Lexicon(LEXICON.texts, plain))
     result = top_tokens(model, [Head(1, 0)], encoded)
     assert (result["token"] == foo).any("rank").all()
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
