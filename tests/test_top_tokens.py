@@ -109,7 +109,7 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
     foo = f"word{encoded[0].label_ids['foo']}"
     plain = tuple("the" if word == foo else word for word in LEXICON.texts)
-    monkeypatch.setattr(module, "TOP", VOCABULARY)
+    monkeypatch.setattr(module, "WORDS_PER_VECTOR", VOCABULARY)
     monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: Lexicon(LEXICON.texts, plain))
     result = top_tokens(model, [Head(1, 0)], encoded)
     assert (result["token"] == foo).any("rank").all()
