@@ -395,12 +395,18 @@ def machine() -> str:
 def main() -> None:
     """Read the command line, time the works, and print the table."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--works", nargs="+", choices=WORKS)
-    parser.add_argument("--prompts", nargs="+", type=int, default=[8])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[16])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--works", nargs="+", choices=WORKS, help="tasks (default: CASES)")
+    parser.add_argument(
+        "--prompts", nargs="+", type=int, default=[8], help="numbers of prompts (default: 8)"
+    )
+    parser.add_argument(
+        "--tokens", nargs="+", type=int, default=[16], help="lengths of a prompt (default: 16)"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="number of timed pairs (default: 3)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     cases = product(args.works, args.prompts, args.tokens) if args.works else CASES

@@ -218,13 +218,15 @@ def main(words: Sequence[str]) -> int:
         Exit status.
     """
     parser = argparse.ArgumentParser(
-        prog="benchmarks.verdicts", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.verdicts", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("model", help=Settings.model_fields["model"].description)
     parser.add_argument(
-        "--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)"
+        "--chapters", default="", metavar="N,N", help="chapters, such as 4,6 (default: all)"
     )
-    parser.add_argument("--save", action="store_true", help="also as rows of data/seeds.csv")
+    parser.add_argument(
+        "--save", action="store_true", help="also add the verdicts to data/seeds.csv"
+    )
     cli.add_settings(parser, ("model", "suite"))
     arguments = parser.parse_args(words)
     values = {

@@ -1,4 +1,6 @@
-"""Train a model of the book from random weights: python -m training.train mini-gpt2.
+"""Train a model of the book from random weights.
+
+    python -m training.train mini-gpt2
 
 The same command continues a run that was stopped.
 """
@@ -18,14 +20,18 @@ SEED = 0  # of the shipped models
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(
-        prog="python -m training.train", description=__doc__.split("\n\n")[0]
+        prog="python -m training.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=CONFIGURATIONS)
+    parser.add_argument("name", choices=CONFIGURATIONS, help="model to train")
     parser.add_argument(
-        "--seed", type=int, default=SEED, help="default: the seed of the shipped model"
+        "--seed", type=int, default=SEED, help="seed (default: that of the shipped model)"
     )
-    parser.add_argument("--out", type=Path, help="default: data/models/NAME")
-    parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/NAME")
+    parser.add_argument("--out", type=Path, help="folder of the model (default: data/models/NAME)")
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder of checkpoints (default: checkpoints/NAME)"
+    )
     args = parser.parse_args()
     out = args.out or DATA / "models" / args.name
     try:

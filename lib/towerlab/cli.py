@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     precompute = add_command(
         "precompute",
         "path/to/model --evaluation-blocks 200 --prompts 200",
-        "Measure a model into data/measurements, for every page to show.",
+        "Measure a model, and store the results in data/measurements for all pages.",
     )
     precompute.add_argument("model", help=Settings.model_fields["model"].description)
     for command, excluded in ((measure, ()), (precompute, ("model", "out"))):
@@ -68,19 +68,19 @@ def parser() -> argparse.ArgumentParser:
         '--model path/to/model --set "evaluation_blocks=20" --jobs 2',
         "Measure, run the chapters that changed, and build the pages.",
     )
-    book.add_argument("--model", help="model in place of the shipped one")
+    book.add_argument("--model", help="model, as for `measure` (default: mini-gpt2)")
     book.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="settings, with the names of the options of `measure`",
+        help="settings of `measure`, such as 'evaluation_blocks=20 seed=1'",
     )
     book.add_argument(
-        "--jobs", default="1", help="number of jobs at a time, without --profile (default: 1)"
+        "--jobs", default="1", help="number of parallel jobs, without --profile (default: 1)"
     )
-    book.add_argument("--threads", default="1", help="number of threads of a job (default: 1)")
-    book.add_argument("--profile", help="Snakemake profile of a cluster, such as profiles/slurm")
+    book.add_argument("--threads", default="1", help="number of threads of each job (default: 1)")
+    book.add_argument("--profile", help="folder of a Snakemake profile, such as profiles/slurm")
     return top
 
 
@@ -100,7 +100,7 @@ def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str] = ())
         default = empty if field.default in (None, []) else field.default
         text = f"{field.description} (default: {default})"
         command.add_argument(
-            f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text
+            f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="VALUE", help=text
         )
 
 

@@ -142,7 +142,7 @@ class Settings(BaseModel):
     selection_blocks: Count = 40
     """number of selection blocks, on which the prompt template and the heads are chosen"""
     k: Count | None = None
-    """number of demonstrations of each class; auto: that of the best-learned template"""
+    """number of demonstrations of each class; auto: as in the best-learned template"""
     separator: Literal["space", "line break"] | None = None
     """separator of demonstrations: space, line break, or auto"""
     label_pairs: Annotated[list[str], BeforeValidator(_pairs)] = []
@@ -158,7 +158,7 @@ class Settings(BaseModel):
     device: str = "cpu"
     """device: cpu, cuda, cuda:1 or mps"""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
-    """placement on several devices; auto: over all devices, whatever `device` is; none: on one"""
+    """placement on several devices; auto: over all devices, without `device`; none: on one"""
     out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
