@@ -235,6 +235,12 @@ def test_a_page_has_launch_buttons_where_the_repository_is_known(name, monkeypat
     assert hosts["scorecard"] == [x.replace(page, "scorecard") for x in both]
 
 
+def test_the_playground_s_page_links_to_its_notebook(monkeypatch):
+    monkeypatch.setenv("BOOK_REPOSITORY", "owner/name")
+    page = launch.links((ROOT / "book/playground-page.md").read_text("utf8"))
+    assert "blob/main/book/playground.ipynb) or in JupyterLab" in page
+
+
 def test_a_repository_of_another_form_is_refused(monkeypatch):
     monkeypatch.setenv("BOOK_REPOSITORY", "https://github.com/owner/name")
     with pytest.raises(ValueError, match=r"cannot use BOOK_REPOSITORY '.*': expected owner/name"):
