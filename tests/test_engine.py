@@ -159,7 +159,7 @@ def test_a_second_build_is_told_to_wait(home):
     with (home / "_build/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, output = build(home)
-    assert code == 2 and "another `twotowers book` is at work" in output and output.count("\n") == 1
+    assert code == 2 and "`twotowers book` is building it" in output and output.count("\n") == 1
 
 
 def test_ctrl_c_ends_a_build_and_the_same_command_goes_on(built):
