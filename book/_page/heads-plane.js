@@ -2,7 +2,7 @@
 (() => {
   const { make } = window.twotowers.draw;
 
-  // What the axes show: two quantities, their titles, and where the lines stand first (a share of the choice where null).
+  // What the axes show: two quantities, their titles, and where the lines stand first (a share of the logit difference where null).
   const AXES = {
     ranking: { title: "attention difference against written logit difference", x: "attention difference", y: "written logit difference", bounds: ["attention difference", "written logit difference"],
       names: ["prefers labels of the query’s class", "writes labels, nats"] },
@@ -12,7 +12,7 @@
     effect: { title: "effect against direct effect", x: "direct effect", y: "effect", bounds: [null, null],
       names: ["direct effect of its attention, nats", "total effect of its attention, nats"] },
   };
-  const MATTERS = 0.05;  // of the choice: the book's smallest effect of interest
+  const MATTERS = 0.05;  // of the logit difference: the book's smallest effect of interest
 
   // The heads of one model on words or sentences, as they are shown.
   class Heads {
