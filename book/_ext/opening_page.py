@@ -49,7 +49,7 @@ stays the same"""
 ENTRY_POINTS = {
     "playground-page.html": "Try it",
     "figure-by-figure.html": "Does it reproduce?",
-    "#run": "Run it on your model",
+    "#run": "Run your model",
 }
 NUMBERS = ("no", "one", "two", "three", "four", "five")
 LOADED = playground_page.SCRIPTS[:5]  # scripts that the first press of a button loads

@@ -94,7 +94,7 @@
 
   function headOf(datum) {
     if (!datum?.model) return null;
-    const { layer, head: number } = datum, names = [datum.named_head, datum.listed_head, number, datum.row];
+    const { layer, head: number } = datum, names = [datum.selected_head, number, datum.row];
     const name = Number.isInteger(layer) && Number.isInteger(number) ? `${layer}-${number}` : names.find((text) => HEAD.test(text));
     return name ? { model: datum.model, name } : null;
   }
