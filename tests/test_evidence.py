@@ -294,7 +294,7 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
             None,
             "wrong control 'none': expected 'random sets'; change control=",
         ),
-        (BY_ATTENTION, SINGLE, RANDOM, "wrong control 'random sets': .* which are drawn here"),
+        (BY_ATTENTION, SINGLE, RANDOM, "wrong control 'random sets': .* since they are drawn here"),
         ({"control": "random sets"}, prompts(UP), None, "wrong control 'none'"),
         ({}, prompts(UP), random_sets(USUAL), "wrong control 'random sets': expected 'none'"),
         (

@@ -65,7 +65,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     numbers = "0.96; random lists 0.51, 1% of 100 reach it; firm in 50%"
     words = f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}. 24 of 25 &lt;heads&gt;</li>"
     assert words in shown[0] and "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
-    assert "written with the results of all models except TinyLlama-1.1B seen" in shown[0]
+    assert "written after the results of all models except TinyLlama-1.1B were seen" in shown[0]
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
     chapter.close()
     rows = evidence.read(folder, claims.paper_results())

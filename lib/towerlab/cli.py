@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "Measure a model. Existing measurements are reused.",
     )
     measure.add_argument(
-        "--list", action="store_true", help="description, needs and cost of each measurement"
+        "--list", action="store_true", help="list of all measurements with their inputs and costs"
     )
     precompute = add_command(
         "precompute",

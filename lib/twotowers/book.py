@@ -42,8 +42,8 @@ from twotowers.tables import shown_name
 
 DRAWS = 1000
 CHANCE, LEARNS = 0.5, 0.6
-"""Accuracy between two labels by guessing, and the accuracy that a model which does not learn the
-task stays below with 95% confidence"""
+"""Accuracy of guessing between two labels, and the lower limit of learning: a model does not learn
+the task if the 95% interval of its accuracy is below it"""
 TOO_FEW = "too few class pairs to tell whether it learns the task"
 
 
@@ -192,7 +192,7 @@ class Model:
             control = control if control is None else self._entry(claim.heads, control)
         drawn = single and claim.control == "random sets"
         if given != ("none" if drawn else claim.control):
-            wanted = f"'{claim.control}'" + " of its single heads, which are drawn here" * drawn
+            wanted = f"'{claim.control}'" if not drawn else "none, since they are drawn here"
             raise TwoTowersError(
                 f"wrong control '{given}': expected {wanted}; change control= or data/claims.csv"
             )
@@ -465,7 +465,11 @@ class Chapter(Measurements):
         ]
         rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
         rule += f"from {result.part:g} on in part."
-        seen = f", written with the results of {result.seen} seen" if result.seen != "none" else ""
+        seen = (
+            f", written after the results of {result.seen} were seen"
+            if result.seen != "none"
+            else ""
+        )
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
     def explore(self, name: str, *variables: str, group_by: str = "") -> None:

@@ -271,7 +271,7 @@ def judge_claim(
         return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
     effect = _effect(values, denominator)
     if np.isnan(effect.estimate) and denominator is not None:
-        words = f"what it is a share of is not clear of zero: {mean(denominator):+.3f}"
+        words = f"the denominator is not clearly above zero: {mean(denominator):+.3f}"
         return verdict_row(claim, model, NOT_TESTABLE, words)
     random_sets = None if control is None else _control(effect, values, denominator, control)
     smallest_effect = (

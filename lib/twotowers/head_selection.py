@@ -7,7 +7,8 @@ at most MAX_K demonstrations of each class. Ties go to fewer demonstrations.
 Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 
 - `by attribution`: the contribution to the logit difference from label positions.
-- `by writing`: attention times reading of a label, whichever it is; above MIN_WRITTEN nats.
+- `by written logit difference`: attention times the OV logit difference towards the label that
+  is attended to, correct or not; above MIN_WRITTEN nats.
 - `by attention`: the attention difference, labels of the query's class minus the others.
 - `by increase`: the paper's increase, if it is given (`with_increase`).
 - `by_effect`, a function: the total effect of the head's attention, of either sign.

@@ -134,7 +134,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "mini-gpt2"
-    """shipped or precomputed model, folder, or hub id"""
+    """name of an included or precomputed model, folder, or Hugging Face id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts of the prompts: words, sentences (the book's own) or published (public data sets)"""
     evaluation_blocks: Count = 50
@@ -142,7 +142,7 @@ class Settings(BaseModel):
     selection_blocks: Count = 40
     """number of selection blocks, on which the prompt template and the heads are chosen"""
     k: Count | None = None
-    """number of demonstrations of each class; auto: as in the best-learned template"""
+    """number of demonstrations of each class; auto: that of the most accurate template"""
     separator: Literal["space", "line break"] | None = None
     """separator of demonstrations: space, line break, or auto"""
     label_pairs: Annotated[list[str], BeforeValidator(_pairs)] = []
@@ -158,7 +158,7 @@ class Settings(BaseModel):
     device: str = "cpu"
     """device: cpu, cuda, cuda:1 or mps"""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
-    """placement on several devices; auto: over all devices, without `device`; none: on one"""
+    """placement on several devices; auto: all devices, without `device`; none: one device"""
     out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
