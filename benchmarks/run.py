@@ -349,9 +349,9 @@ def measure(
             own = operations(config, name, n, tokens, author == OWN)
             plain = operations(config, "forward", n, tokens)
             author = f"{author} {version(package)}" if package else author
-            row = {"work": title, "prompts": n, "by": author, "tokens": tokens}
+            row = {"work": title, "prompts": n, "method": author, "tokens": tokens}
             row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios)}
-            row["counted"] = own / plain
+            row["operations"] = own / plain
             print(
                 f"{name}, {author}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}",
                 file=sys.stderr,
@@ -369,15 +369,15 @@ def markdown(table: pd.DataFrame, where: str) -> str:
         table: Rows of `measure`.
         where: Description of the machine.
     """
-    keys, lengths = ["work", "prompts", "by"], sorted(table["tokens"].unique())
-    titles = [*keys, *(title for t in lengths for title in (f"{t} tokens", "counted"))]
+    keys, lengths = ["work", "prompts", "method"], sorted(table["tokens"].unique())
+    titles = [*keys, *(title for t in lengths for title in (f"{t} tokens", "operations"))]
     lines = [titles, ["---"] * len(titles)]
     for (work, prompts, author), rows in table.groupby(keys, sort=False):
         of = rows.set_index("tokens")
         cells = (
             f"{of[column][t]:.3g}×" if t in of.index else ""
             for t in lengths
-            for column in ("ratio", "counted")
+            for column in ("ratio", "operations")
         )
         lines.append([work, f"{prompts:,}", author, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{where}.\n"

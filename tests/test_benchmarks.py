@@ -22,15 +22,15 @@ SDPA = {
 
 def test_it_runs_and_every_way_gives_the_same_numbers():
     table = run.measure(TINY, product(run.WORKS, [2, 3], [9, 12]), repeats=1)
-    assert {"plain hooks", run.WHOLE, run.OWN} <= set(table["by"])
+    assert {"plain hooks", run.WHOLE, run.OWN} <= set(table["method"])
     assert (
-        (table.groupby(["by", "work"]).size() == 4).all()
+        (table.groupby(["method", "work"]).size() == 4).all()
         and (table["ratio"] > 0).all()
-        and (table["counted"] > 1).all()
+        and (table["operations"] > 1).all()
     )
     assert (
         run.markdown(table, "here").count("\n| ")
-        == 1 + table.groupby(["work", "prompts", "by"]).ngroups
+        == 1 + table.groupby(["work", "prompts", "method"]).ngroups
     )
 
 
