@@ -5,7 +5,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 JOBS    ?= 2
 THREADS ?= 1
-# settings of the measurements, for example  SET="evaluation_blocks=20 seed=1"; MODEL=path/or/name in place of the shipped one
+# settings of the measurements, for example  SET="evaluation_blocks=20 seed=1"; MODEL=path/or/name in place of the included one
 SET     ?=
 MODEL   ?=
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
@@ -70,7 +70,7 @@ sentences: $(STAMP)  ## every sentence that has a number, beside the evidence of
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@exec $(BIN)/python -m benchmarks.published "$${MODEL:-gpt2-large}"
 
-miniature: $(STAMP)  ## train the shipped model again
+miniature: $(STAMP)  ## train the included model again
 	$(BIN)/python -m training.train mini-gpt2
 
 lab: $(STAMP)  ## open the chapters in JupyterLab

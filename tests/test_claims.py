@@ -1,4 +1,4 @@
-"""The tables that decide what the book says: whole as they are shipped, and named with file and
+"""The tables that decide what the book says: whole as they are committed, and named with file and
 line where they are not."""
 
 import csv
@@ -33,7 +33,7 @@ def test_the_shipped_tables_are_whole():
 
 @pytest.fixture
 def edit(tmp_path, monkeypatch):
-    """edit(table, change): the shipped tables with one of them changed, where `claims` reads
+    """edit(table, change): the committed tables with one of them changed, where `claims` reads
     them."""
     folder = tmp_path / "data"
     folder.mkdir()

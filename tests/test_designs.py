@@ -15,7 +15,7 @@ SIZES = {"one head": (1, 1, 1), "one layer": (1, 2, 2), "shared keys": (2, 4, 1)
 
 
 def model_of(size, folder):
-    """A random model with a shipped model's tokenizer."""
+    """A random model with an included model's tokenizer."""
     layers, heads, shared = SIZES[size]
     config = transformers.LlamaConfig(
         vocab_size=2004, hidden_size=4 * heads, intermediate_size=8, num_hidden_layers=layers,

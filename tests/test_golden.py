@@ -1,4 +1,4 @@
-"""What the default book says of the shipped models, and what its figures and exhibits show of them
+"""What the default book says of the included models, and what its figures and exhibits show of them
 and of a precomputed one, against the tables that are pinned in golden.csv and shown.csv.
 
 The book is the one in _build, which `make test` brings up to date. After a change that is meant to
@@ -17,11 +17,11 @@ from conftest import ROOT
 from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, STORED, differences
 from twotowers import claims, evidence
 from twotowers.figures import VEGA
-from twotowers.paths import shipped_models
+from twotowers.paths import included_models
 from twotowers.tables import shown_name
 
 GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", ROOT / "_build"
-MODELS = (*shipped_models(), "smollm2-135m")  # the second has every measurement
+MODELS = (*included_models(), "smollm2-135m")  # the second has every measurement
 ARBITRARY = ("4.5",)  # principal components have any sign
 ROUNDED = ("10.2", "11.2")  # tables, to hundredths
 COLUMNS = ["chapter", "shown", "model", "column", "rows", "mean"]
@@ -102,7 +102,7 @@ def pinned(path, new, request):
 @pytest.mark.slow
 def test_evidence_is_that_of_the_golden_table(built, request):
     rows = evidence.read(BUILD / "evidence")
-    rows = rows[rows["model"].isin(shipped_models())].reindex(columns=PINNED)
+    rows = rows[rows["model"].isin(included_models())].reindex(columns=PINNED)
     assert differences(rows, pinned(GOLDEN, rows, request)) == []
 
 

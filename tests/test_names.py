@@ -15,7 +15,7 @@ from twotowers.settings import Settings
 
 
 def other_model(folder: Path) -> Path:
-    """A copy of the shipped model with one byte of its card's own, so another fingerprint."""
+    """A copy of the included model with one byte of its card's own, so another fingerprint."""
     shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
     path = folder / "config.json"
     path.write_text(path.read_text().replace("{", '{"mine": 1,', 1))

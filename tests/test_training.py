@@ -1,4 +1,4 @@
-"""The training of the shipped model: the loss falls, a stopped run continues, the card is true."""
+"""The training of the included model: the loss falls, a stopped run continues, the card is true."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 @pytest.fixture(scope="module")
 def mini():
-    """The shipped model, its tokenizer and its card."""
+    """The included model, its tokenizer and its card."""
     model = AutoModelForCausalLM.from_pretrained(MINI, local_files_only=True).eval()
     return (
         model,

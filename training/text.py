@@ -16,7 +16,7 @@ from training.tokenizer import LABELS
 Batch = tuple[np.ndarray, np.ndarray]
 
 # Pairs of classes that are never together in an episode. The paper's word sets ask about the first
-# two. The shipped step is chosen on the other pairs, so that the paper's word sets choose nothing.
+# two. The step is chosen on the other pairs, so that the paper's word sets choose nothing.
 BOOK_PAIRS = (("sentiment", "number"), ("animal", "country"))
 VALIDATION_PAIRS = (
     ("fruit", "tool"),

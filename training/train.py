@@ -14,7 +14,7 @@ from training.configuration import CONFIGURATIONS
 from training.tokenizer import DATA
 from training.trainer import Trainer
 
-SEED = 0  # of the shipped models
+SEED = 0  # of the included models
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     )
     parser.add_argument("name", choices=CONFIGURATIONS, help="model to train")
     parser.add_argument(
-        "--seed", type=int, default=SEED, help="seed (default: that of the shipped model)"
+        "--seed", type=int, default=SEED, help="seed (default: that of the included model)"
     )
     parser.add_argument("--out", type=Path, help="folder of the model (default: data/models/NAME)")
     parser.add_argument(

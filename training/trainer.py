@@ -7,7 +7,7 @@ Each stage ends when the loss of its last batches is low enough (`text.Text` dra
     half         recall, with a colon in the first copy        -> labels are found by their word
     colon        recall, with a colon in both copies           -> colons ask for their word
     episodes     "word : label" with one label for each class  -> look a class up
-The last stage has a fixed number of updates. The shipped step is chosen on validation prompts. With
+The last stage has a fixed number of updates. The step is chosen on validation prompts. With
 one thread and one seed, the same machine and the same version of torch give the same weights, and
 others give similar ones.
 
@@ -77,7 +77,7 @@ class Progress:
 
 
 def worth(row: dict) -> tuple[int, float]:
-    """Return the criterion by which the shipped step is chosen; larger is better.
+    """Return the criterion by which the step is chosen; larger is better.
 
     A step is eligible if it is right on at least FLOOR percent in the weakest set, falls by at
     least FALL points in both other orders, and is right on half of the prompts in these. A step
@@ -119,7 +119,7 @@ class Trainer:
         self.stages: list[tuple[str, int]] = []  # stage and the step at which it ended
         self.at = Progress()
         self.log: list[dict] = []  # validations
-        self.best: dict | None = None  # the validation whose weights are shipped
+        self.best: dict | None = None  # the validation whose weights are chosen
         self.best_weights: dict | None = None
 
     def _new_optimiser(self) -> torch.optim.Optimizer:
@@ -313,13 +313,13 @@ class Trainer:
         return row
 
     def run(self, out: Path) -> None:
-        """Train all stages, and save the shipped weights and their card.
+        """Train all stages, and save the chosen weights and their card.
 
         An interrupted run with the same configuration, seed and recipe continues. Checkpoints of
         any other run are removed first, so that two runs do not mix.
 
         Args:
-            out: Folder of the shipped model.
+            out: Folder of the included model.
         """
         if not self.take_up() and self.checkpoints is not None:
             for old in self.checkpoints.glob("step-*"):

@@ -3,7 +3,7 @@
     MARK.sub(lambda _: drawn(Path("_build")), text)
 
 All of it is computed when the pages are put together. The numbers of the prompt are computed with
-the shipped model. When a button is pressed, `opening-page.js` loads the playground's engine, which
+the included model. When a button is pressed, `opening-page.js` loads the playground's engine, which
 then computes the numbers.
 """
 
@@ -24,7 +24,7 @@ from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers import claims, evidence
 from twotowers.heads import Head
-from twotowers.paths import chapter_number, data_folder, shipped_models
+from twotowers.paths import chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
@@ -213,7 +213,7 @@ def summary(judged: pd.DataFrame) -> str:
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
     specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
     firm = specific & ~(asked["firmness"] < FIRM)
-    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(shipped_models())
+    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
     always, never = (
         ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
         for so in (firm, ~specific)

@@ -1,4 +1,4 @@
-"""Data of the playground: files of the shipped model, classes of words, prompts, and heads.
+"""Data of the playground: files of the included model, classes of words, prompts, and heads.
 
 The page runs two kinds of prompts: the ones that select heads for the direction between two classes
 (`measure.tower_grid.class_directions`), and others for the cloud of queries and keys.
@@ -39,7 +39,7 @@ MAX_HEADS = 5  # maximum number of heads with arcs: `top_k` of the chapters, and
 
 
 def latest(build: Path) -> Path:
-    """Return the shipped model's newest measurement on selection blocks.
+    """Return the included model's newest measurement on selection blocks.
 
     Args:
         build: Folder of built files.

@@ -52,7 +52,7 @@ def build(
 
     Args:
         texts: Settings, such as "evaluation_blocks=20 seed=1".
-        model: Model in place of the shipped model, or None.
+        model: Model in place of the included model, or None.
         jobs: Number of jobs at a time, if there is no profile.
         threads: Number of threads of each job.
         profile: Snakemake profile, for a cluster, or None.

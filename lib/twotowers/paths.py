@@ -1,4 +1,4 @@
-"""Paths of the repository's data, of its chapters, and of the shipped models."""
+"""Paths of the repository's data, of its chapters, and of the included models."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def chapter_number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
-def shipped_models() -> dict[str, Path]:
-    """Return the folder of every shipped model by name.
+def included_models() -> dict[str, Path]:
+    """Return the folder of every included model by name.
 
-    Shipped models are the folders of data/models with a config.json.
+    Included models are the folders of data/models with a config.json.
     """
     configs = sorted(data_folder().glob("models/*/config.json"))
     return {config.parent.name: config.parent for config in configs}
@@ -84,7 +84,7 @@ def is_own(model: str) -> bool:
     Args:
         model: Name, folder or hub id of a model.
     """
-    return model not in shipped_models() and Path(model).exists()
+    return model not in included_models() and Path(model).exists()
 
 
 def slug(model: str) -> str:

@@ -148,7 +148,7 @@ class Settings(BaseModel):
     label_pairs: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs, such as foo/bar,left/right; auto: all pairs of data/words/labels.csv"""
     prompts: Count | None = None
-    """number of prompts of each of the paper's sets; auto: 200 for a shipped model, else 20"""
+    """number of prompts of each of the paper's sets; auto: 200 for an included model, else 20"""
     top_k: Count = 5
     """number of heads in a set"""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -31,7 +31,7 @@ from twotowers import catalogue, files, head_selection
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
-from twotowers.paths import is_own, shipped_models, slug
+from twotowers.paths import included_models, is_own, slug
 from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
 from towerlab.measure.recipe import Recipe, joined
@@ -144,8 +144,8 @@ class Design:
 
     @property
     def _default_pairs(self) -> tuple[str, ...]:
-        """Default label pairs; a shipped model has the label pairs that it was trained on."""
-        if self.settings.model in shipped_models():
+        """Default label pairs; an included model has the label pairs that it was trained on."""
+        if self.settings.model in included_models():
             return read_label_pairs(("nonsense",))
         words = self.settings.suite == "words"
         return read_label_pairs() if words else read_label_pairs(("nonsense", "plain"))
@@ -286,7 +286,7 @@ class Design:
     @property
     def n_prompts(self) -> int:
         """Number of prompts of each of the paper's own sets."""
-        default = 200 if self.settings.model in shipped_models() else QUICK_PROMPTS
+        default = 200 if self.settings.model in included_models() else QUICK_PROMPTS
         return self.settings.prompts or default
 
 
@@ -303,13 +303,13 @@ class Pipeline:
         """Name of the model among measurements.
 
         The name of a folder contains digits of its fingerprint, because folders may share a name. A
-        copy of a shipped or precomputed model has the name of that model.
+        copy of an included or precomputed model has the name of that model.
         """
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
             return name
-        shipped = loading.fingerprint(name) if name in shipped_models() else None
-        if self.fingerprint in (shipped, files.precomputed_fingerprint(name)):
+        included = loading.fingerprint(name) if name in included_models() else None
+        if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
         return f"{name}--{self.fingerprint.partition('@')[2][: files.DIGITS_OF_NAMES]}"
 

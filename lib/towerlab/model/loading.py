@@ -1,4 +1,4 @@
-"""The loader of models, from a shipped name, a folder of safetensors, or a hub id.
+"""The loader of models, from an included name, a folder of safetensors, or a hub id.
 
     >>> load("mini-gpt2")
     Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from twotowers.errors import TwoTowersError
 from twotowers.files import precomputed_fingerprint, precomputed_models
-from twotowers.paths import shipped_models
+from twotowers.paths import included_models
 
 from towerlab.model.architectures import ARCHITECTURES
 
@@ -53,7 +53,7 @@ def load(
     """Load a model and its tokenizer, and prove that the table of architectures describes it.
 
     Args:
-        name: Shipped name, folder of safetensors, or hub id.
+        name: Included name, folder of safetensors, or hub id.
         dtype: Type of the weights, such as "float32".
         device: Device of the weights.
         device_map: "auto", or module -> device, in place of `device`. Nothing may be offloaded,
@@ -243,7 +243,7 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
     """Return the folder of a model; matching files of a hub id are fetched once."""
     from huggingface_hub import snapshot_download
 
-    folder = shipped_models().get(name) or Path(name)
+    folder = included_models().get(name) or Path(name)
     if os.path.isdir(folder):
         return folder
     if os.path.isfile(folder):
@@ -260,7 +260,7 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
         why = str(error).strip().partition("\n")[0][:120]
-        known = sorted({*shipped_models(), *precomputed_models()})
+        known = sorted({*included_models(), *precomputed_models()})
         raise TwoTowersError(
             f"unknown model '{name[:200]}': expected a folder of safetensors, a hub id, or one of "
             f"{', '.join(known)} ({why}); check the name"
