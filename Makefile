@@ -36,7 +36,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages bundle sentences verify miniature lab peers lock clean
+.PHONY: help book test check pages bundle sentences verify mini-gpt2 lab peers lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,7 +70,7 @@ sentences: $(STAMP)  ## every sentence that has a number, beside the evidence of
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@exec $(BIN)/python -m benchmarks.published "$${MODEL:-gpt2-large}"
 
-miniature: $(STAMP)  ## train the included model again
+mini-gpt2: $(STAMP)  ## train the included model again
 	$(BIN)/python -m training.train mini-gpt2
 
 lab: $(STAMP)  ## open the chapters in JupyterLab

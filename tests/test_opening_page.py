@@ -23,7 +23,7 @@ def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
 
 @pytest.fixture
 def judged(rows, monkeypatch):
-    """Four results of the paper in the miniature and a pretrained model."""
+    """Four results of the paper in mini-gpt2 and a pretrained model."""
     verdicts = {
         "figure 6": "agrees agrees",
         "figure 9": "agrees,_not_specific in_part",

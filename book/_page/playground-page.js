@@ -190,7 +190,7 @@
     }
     error.textContent = "";
     const unknown = prompt.unknown.map((word) => quoted(word.slice(0, 24))).join(", ");
-    note.textContent = unknown && `The miniature has no token for ${unknown} and reads it letter by letter.`;
+    note.textContent = unknown && `The model has no token for ${unknown} and reads it letter by letter.`;
     show(results(prompt));
   }
 

@@ -39,7 +39,7 @@
       const [l, h] = parsed(name);
       return model.difference(after, model.written(l, model.fed(after, l).slice(h, h + 1)), label.id, other.id)[0];
     }));
-    const more = ["In this miniature the same heads compare and write, at once. Some larger models pass part of it on.",
+    const more = ["In this model the same heads compare and write, at once. Some larger models pass part of it on.",
       "Open the heads of larger models.", "heads"];
     return { tags: [], more, text: "All that heads write is added up. " +
       `The heads in colour give ${nats(theirs)} to ${over}, all else ` +

@@ -136,7 +136,7 @@
     if (special) refuse(`${name} holds the special token ${quoted(special)}: take it out.`);
   }
 
-  // The miniature was made from small letters.
+  // The model was trained on lower-case letters.
   const plain = (part) => part.trim().toLowerCase();
 
   const classOf = (words, classes) => (Object.hasOwn(classes, plain(words)) ? classes[plain(words)] : "");
@@ -170,7 +170,7 @@
     const labels = [...new Set([trueLabel, ...rows.map(([, label]) => label)])].map((word) => {
       const found = tokenizer.encode(` ${word}`);
       if (found.length > 1)
-        refuse(`The label ${quoted(word)} is no word that the miniature knows: take another, such as foo, bar or baz.`);
+        refuse(`The label ${quoted(word)} is no word that the model knows: take another, such as foo, bar or baz.`);
       return { word, id: found[0] };
     });
     if (labels.length < 2) refuse(`All labels are ${quoted(trueLabel)}: give two different ones, such as foo and bar.`);
@@ -188,7 +188,7 @@
     put(query);
     ids.push(...tokenizer.encode(" :"));
     if (ids.length > model.context)
-      refuse(`The prompt has ${ids.length} tokens and the miniature reads ${model.context}: shorten it.`);
+      refuse(`The prompt has ${ids.length} tokens and the model reads ${model.context}: shorten it.`);
     return { rows, query, ids, labelAt, labels, trueId: labels[0].id, unknown: [...unknown] };
   }
 
