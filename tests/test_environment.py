@@ -189,20 +189,22 @@ RUNNABLE = [
 ]
 
 
-@pytest.mark.parametrize("path", ["github.com/o/n/blob", "github.com%2Fo%2Fn%2Fblob", "drive"])
-def test_the_first_cell_installs_the_book_on_colab_only(path, monkeypatch):
-    (cell,) = {"".join(NOTEBOOKS[name]["cells"][0]["source"]) for name in RUNNABLE}
-    assert all("remove-cell" in NOTEBOOKS[n]["cells"][0]["metadata"]["tags"] for n in RUNNABLE)
-    shell = Mock(getoutput=Mock(return_value=['[{"path": "fileId=https%3A//', path, '"}]']))
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    monkeypatch.setattr("builtins.input", lambda words: "o/n")
+def test_the_first_cell_installs_the_book_on_colab_only(monkeypatch):
+    first = [NOTEBOOKS[name]["cells"][0] for name in RUNNABLE]
+    ((cell, *tags),) = {("".join(one["source"]), *one["metadata"]["tags"]) for one in first}
+    assert tags == ["remove-cell"]
+    shell = Mock()
+    monkeypatch.setattr("builtins.input", lambda words: "https://host/name")
+    monkeypatch.setattr("os.chdir", shell.chdir)
     monkeypatch.setattr(sys, "path", [*sys.path])
     exec(cell, {})
     assert not shell.mock_calls
-    monkeypatch.setitem(sys.modules, "google.colab", Mock())
-    exec(cell, {})
-    (clone,) = shell.system.call_args.args
-    assert "git clone --depth=1 https://github.com/o/n /content/two-towers" in clone
+    monkeypatch.setitem(sys.modules, "google.colab", shell)
+    exec(cell, {"get_ipython": lambda: shell})
+    (clone,), (install,) = (call.args for call in shell.system.call_args_list)
+    assert clone == "git clone --depth=1 https://host/name /content/two-towers"
+    assert install.endswith("--editable '/content/two-towers[measure]'")
+    shell.chdir.assert_called_once_with("/content/two-towers/book")
     assert sys.path[0] == "/content/two-towers/lib"
 
 
