@@ -10,7 +10,8 @@ from twotowers import claims, evidence, head_selection
 from twotowers.book import Model
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import judge_claim, mean_over_sets
+from twotowers.evidence import judge_claim
+from twotowers.head_selection import mean_over_sets
 from twotowers.heads import Head
 
 LINE = {

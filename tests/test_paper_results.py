@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, head_selection, pages
+from twotowers import book, claims, evidence, head_selection, intervals, pages
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head
 
@@ -161,11 +161,11 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
 
 def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
     right = xr.DataArray([[1.0, 0.0, 0.0, 1.0]] * 2, dims=("change", "prompt"))
-    drawn = evidence.resample(right)
+    drawn = intervals.resample(right)
     assert drawn.sizes == {"resample": 1000, "change": 2} and (drawn[:, 0] == drawn[:, 1]).all()
     assert set(np.unique(drawn)) == {0, 0.25, 0.5, 0.75, 1}
     mask = xr.DataArray([[True, False, False], [True, True, False]], dims=("layer", "head"))
-    lists = evidence.shuffle_heads(mask)
+    lists = head_selection.shuffle_heads(mask)
     assert (lists.sum("head") == [1, 2]).all() and 0.6 < lists[:, 1, 0].mean() < 0.73
     values = xr.DataArray([[[3.0, 1, 2], [0, 5, 4]]], dims=("resample", "layer", "head"))
     assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]

@@ -227,7 +227,7 @@ class Model:
         replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
         # In order: equal sets, equal numbers.
         parts = [
-            evidence.mean_over_sets(
+            head_selection.mean_over_sets(
                 evaluates,
                 [sorted(replacement[head] for head in heads) for replacement in replacements],
             )

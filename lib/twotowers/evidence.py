@@ -25,7 +25,7 @@ A claim is not testable on a model in these cases:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ from twotowers.claims import (
     paper_results,
 )
 from twotowers.errors import TwoTowersError
-from twotowers.head_selection import RANDOM_LISTS, random_lists, select_heads
-from twotowers.heads import Head, Heads, named
-from twotowers.intervals import Interval, check_clusters, mean, means, ratio
+from twotowers.head_selection import random_lists, select_heads, select_sets
+from twotowers.heads import Head, listed, named
+from twotowers.intervals import Interval, check_clusters, mean, means, ratio, resample
 from twotowers.tables import read_csv
 
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
@@ -397,31 +397,6 @@ def _check_prompts(
         )
 
 
-def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Return the mean over the heads of each set, missing for an empty set.
-
-    Args:
-        values: Over (..., prompt, layer, head).
-        sets: Sets of heads, all of the same size.
-
-    Returns:
-        Over (random_set, ..., prompt).
-    """
-    mean = _in_sets(values, sets).mean("selected_head", skipna=False)
-    return mean.transpose("random_set", ..., "prompt")
-
-
-def _in_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Return the values of the heads of each set, over (random_set, ..., selected_head)."""
-    indices = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
-        len(sets), -1 if sets else 0, 2
-    )
-    layer, head = (
-        xr.DataArray(indices[..., axis], dims=("random_set", "selected_head")) for axis in (0, 1)
-    )
-    return values.isel(layer=layer, head=head)
-
-
 def test_list(
     statistic: Callable[[xr.DataArray], xr.DataArray],
     heads: Iterable[Head | str],
@@ -446,7 +421,10 @@ def test_list(
     """
     parsed = [Head.parse(str(head)) for head in heads]
     if "selected_head" in values.dims:
-        values = _on_grid(values, data)
+        coords = listed(list(map(Head.parse, values.selected_head.values)))
+        size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
+        values = values.drop_vars("selected_head").assign_coords(coords)
+        values = values.set_index(selected_head=[*size]).unstack("selected_head").reindex(size)
     is_measured = values.notnull().all([dim for dim in values.dims if dim not in ("layer", "head")])
     group = data.attrs["heads"] // data.attrs["key_value_heads"]
     lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
@@ -454,68 +432,8 @@ def test_list(
     if by_prompt is not None:
         listed_values = by_prompt.sel(selected_head=named(parsed))
         by_prompt = statistic(resample(listed_values))
-    random = statistic(_in_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
+    random = statistic(select_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
     return value, random, by_prompt
-
-
-def stack_sets(values: xr.DataArray) -> xr.DataArray:
-    """Return values with the prompts of each set next to those of the others.
-
-    Args:
-        values: Over (..., prompt), with as many prompts of each set.
-
-    Returns:
-        Over (class_pair, ..., prompt).
-    """
-    parts = {
-        name: group.drop_vars(
-            [key for key, coord in group.coords.items() if "prompt" in coord.dims]
-        )
-        for name, group in values.groupby("class_pair")
-    }
-    return xr.concat(parts.values(), pd.Index(parts, name="class_pair"))
-
-
-def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
-    """Return means over prompts that are drawn with replacement.
-
-    Values over the same number of prompts have the same draws.
-
-    Args:
-        values: Over (..., prompt).
-        times: Number of resamples.
-
-    Returns:
-        Over (resample, ...).
-    """
-    n = values.sizes["prompt"]
-    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), times) / n
-    return xr.dot(xr.DataArray(drawn, dims=("resample", "prompt")), values * 1.0, dim="prompt")
-
-
-def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
-    """Return random lists of heads with the same number of heads in each layer.
-
-    Args:
-        mask: Booleans over (layer, head), true for the heads of a list.
-
-    Returns:
-        Booleans over (random_set, layer, head).
-    """
-    masks = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
-    random = np.random.default_rng(0).permuted(masks, axis=-1)
-    return xr.DataArray(random, dims=("random_set", "layer", "head"))
-
-
-def _on_grid(values: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
-    """Return values over selected heads as values over (layer, head), missing for other heads."""
-    index = pd.MultiIndex.from_tuples(
-        map(Head.parse, values.selected_head.values), names=["layer", "head"]
-    )
-    coords = xr.Coordinates.from_pandas_multiindex(index, "selected_head")
-    size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-    grid = values.drop_vars("selected_head").assign_coords(coords)
-    return grid.unstack("selected_head").reindex(size)
 
 
 def judge_result(

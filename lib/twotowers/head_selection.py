@@ -234,6 +234,20 @@ def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> l
     return list({tuple(sorted(one_list)): one_list for one_list in lists}.values())
 
 
+def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
+    """Return random lists of heads with the same number of heads in each layer.
+
+    Args:
+        mask: Booleans over (layer, head), true for the heads of a list.
+
+    Returns:
+        Booleans over (random_set, layer, head).
+    """
+    masks = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
+    random = np.random.default_rng(0).permuted(masks, axis=-1)
+    return xr.DataArray(random, dims=("random_set", "layer", "head"))
+
+
 def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
@@ -246,6 +260,39 @@ def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """
     indices = xr.Dataset(coords=listed(heads))
     return values.isel(layer=indices["layer"], head=indices["head"])
+
+
+def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+    """Return the values of the heads of each set.
+
+    Args:
+        values: Over (..., layer, head).
+        sets: Sets of heads, all of the same size.
+
+    Returns:
+        Over (random_set, ..., selected_head).
+    """
+    indices = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
+        len(sets), -1 if sets else 0, 2
+    )
+    layer, head = (
+        xr.DataArray(indices[..., axis], dims=("random_set", "selected_head")) for axis in (0, 1)
+    )
+    return values.isel(layer=layer, head=head)
+
+
+def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+    """Return the mean over the heads of each set, missing for an empty set.
+
+    Args:
+        values: Over (..., prompt, layer, head).
+        sets: Sets of heads, all of the same size.
+
+    Returns:
+        Over (random_set, ..., prompt).
+    """
+    mean = select_sets(values, sets).mean("selected_head", skipna=False)
+    return mean.transpose("random_set", ..., "prompt")
 
 
 def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:

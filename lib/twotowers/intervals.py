@@ -301,3 +301,35 @@ def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarra
         TwoTowersError: As in `Sample`.
     """
     return Sample(values.transpose("random_set", "prompt").values, values, clusters).means
+
+
+def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
+    """Return means over prompts that are drawn with replacement.
+
+    Values over the same number of prompts have the same draws.
+
+    Args:
+        values: Over (..., prompt).
+        times: Number of resamples.
+
+    Returns:
+        Over (resample, ...).
+    """
+    n = values.sizes["prompt"]
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), times) / n
+    return xr.dot(xr.DataArray(drawn, dims=("resample", "prompt")), values * 1.0, dim="prompt")
+
+
+def stack_class_pairs(values: xr.DataArray) -> xr.DataArray:
+    """Stack prompts by class pair.
+
+    All class pairs need the same number of prompts. Coordinates without an index are dropped.
+
+    Args:
+        values: Over (..., prompt), with the coordinate `class_pair`.
+
+    Returns:
+        Over (class_pair, ..., prompt).
+    """
+    parts = {name: part.reset_coords(drop=True) for name, part in values.groupby("class_pair")}
+    return xr.concat(parts.values(), pd.Index(parts, name="class_pair"))
