@@ -57,6 +57,12 @@ def test_help_needs_no_docstrings():
     assert ran.returncode == 0 and b"COMMAND" in ran.stdout
 
 
+def test_a_mistyped_option_shows_the_usage_of_its_command(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["book", "--modle", "x"])
+    assert capsys.readouterr().err.startswith("usage: twotowers book")
+
+
 def read_only(path, *_, **__):
     raise OSError(errno.EROFS, "Read-only file system", str(path))
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from twotowers.errors import TwoTowersError
-from twotowers.settings import Settings
+from twotowers.settings import DEFAULT, Settings
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -32,19 +32,25 @@ def parser() -> argparse.ArgumentParser:
     Returns:
         Parser with the commands `measure`, `precompute` and `book`.
     """
+    form = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="twotowers",
         description="Example: twotowers measure --model path/to/model --evaluation-blocks 20\n\n"
         "Measure models, store measurements for the book, and build the book.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=form,
         allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add_command(name: str, example: str, summary: str) -> argparse.ArgumentParser:
-        text = f"Example: twotowers {name} {example}\n\n{summary}"
-        form = argparse.RawDescriptionHelpFormatter
-        return commands.add_parser(name, help=summary, description=text, formatter_class=form)
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"Example: twotowers {name} {example}\n\n{summary}",
+            formatter_class=form,
+        )
+        command.set_defaults(error=command.error)
+        return command
 
     measure = add_command(
         "measure",
@@ -52,16 +58,23 @@ def parser() -> argparse.ArgumentParser:
         "Measure a model. Existing measurements are reused.",
     )
     measure.add_argument(
-        "--list", action="store_true", help="list of all measurements with their inputs and costs"
+        "--list",
+        action="store_true",
+        help="list all measurements with their inputs and costs, and exit",
     )
     precompute = add_command(
         "precompute",
         "path/to/model --evaluation-blocks 200 --prompts 200",
         "Measure a model, and store the results in data/measurements for all pages.",
     )
-    precompute.add_argument("model", help=Settings.model_fields["model"].description)
+    precompute.add_argument("model", metavar="MODEL", help="name, folder, or Hugging Face id")
     for command, excluded in ((measure, ()), (precompute, ("model", "out"))):
-        command.add_argument("names", nargs="*", metavar="NAME", help="measurements (default: all)")
+        command.add_argument(
+            "names",
+            nargs="*",
+            metavar="NAME",
+            help="names of measurements, see `twotowers measure --list` (default: all)",
+        )
         add_settings(command, excluded)
     book = add_command(
         "book",
@@ -77,10 +90,17 @@ def parser() -> argparse.ArgumentParser:
         help="settings of `measure`, such as 'evaluation_blocks=20 seed=1'",
     )
     book.add_argument(
-        "--jobs", default="1", help="number of parallel jobs, without --profile (default: 1)"
+        "--jobs",
+        default="1",
+        metavar="N",
+        help="number of parallel jobs; ignored with --profile (default: 1)",
     )
-    book.add_argument("--threads", default="1", help="number of threads of each job (default: 1)")
-    book.add_argument("--profile", help="folder of a Snakemake profile, such as profiles/slurm")
+    book.add_argument(
+        "--threads", default="1", metavar="N", help="number of threads of each job (default: 1)"
+    )
+    book.add_argument(
+        "--profile", metavar="FOLDER", help="folder of a Snakemake profile, such as profiles/slurm"
+    )
     return top
 
 
@@ -93,14 +113,19 @@ def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str] = ())
         command: Parser of the command.
         excluded: Names of settings to leave out.
     """
-    for name, field in Settings.model_fields.items():
+    for name, schema in Settings.model_json_schema()["properties"].items():
         if name in excluded:
             continue
-        empty = "none" if name == "device_map" else "auto"
-        default = empty if field.default in (None, []) else field.default
-        text = f"{field.description} (default: {default})"
+        default = DEFAULT.get(name, schema["default"])
+        kind = schema.get("anyOf", [schema])[0]
+        placeholder = "N" if "minimum" in kind else {"out": "FOLDER"}.get(name, name.upper())
+        if "enum" in kind:
+            placeholder = f"{{{','.join(dict.fromkeys([*kind['enum'], default]))}}}"
         command.add_argument(
-            f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="VALUE", help=text
+            f"--{name.replace('_', '-')}",
+            default=argparse.SUPPRESS,
+            metavar=placeholder,
+            help=f"{schema.get('description')} (default: {default})",
         )
 
 
@@ -146,8 +171,13 @@ def _book(arguments: argparse.Namespace, command: str) -> int:
     """Run `book`, which does not return."""
     from towerlab import building
 
-    jobs, threads = _count(arguments.jobs, "jobs"), _count(arguments.threads, "threads")
-    building.build(arguments.set, arguments.model, jobs, threads, arguments.profile)
+    building.build(
+        arguments.set,
+        arguments.model,
+        _count(arguments.jobs, "jobs"),
+        _count(arguments.threads, "threads"),
+        arguments.profile,
+    )
 
 
 def _count(value: str, name: str) -> int:
@@ -169,9 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: see `guarded`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args(words)
-    functions = {"measure": _measure, "precompute": _measure, "book": _book}
-    return guarded(lambda: functions[options.command](options, shlex.join(["twotowers", *words])))
+    options, unknown = parser().parse_known_args(words)
+    if unknown:  # with the usage of the command
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")
+    function = _book if options.command == "book" else _measure
+    return guarded(lambda: function(options, shlex.join(["twotowers", *words])))
 
 
 def guarded(function: Callable[[], int]) -> int:
@@ -188,34 +220,24 @@ def guarded(function: Callable[[], int]) -> int:
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
             # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
             signal.signal(kind, signal.default_int_handler)
+    status = 2
     try:
         return function()
     except TwoTowersError as error:
-        print(f"twotowers: {error}", file=sys.stderr)
-        return 2
+        text = str(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        file = error.filename or "a file"
-        print(
-            f"twotowers: cannot write '{file}': {error.strerror}; choose another folder",
-            file=sys.stderr,
-        )
-        return 2
+        text = f"cannot write '{error.filename or 'a file'}': {error.strerror}; use another folder"
     except ModuleNotFoundError as error:  # `pip install .` has only the analysis
         if str(error.name).startswith("towerlab."):
             raise
-        print(
-            f"twotowers: missing package '{error.name}': run `pip install -e .[measure]`",
-            file=sys.stderr,
-        )
-        return 2
+        text = f"missing package '{error.name}': run `pip install -e .[measure]`"
     except KeyboardInterrupt:
-        print(
-            "twotowers: interrupted: results so far are kept; run the same command to continue",
-            file=sys.stderr,
-        )
-        return 130
+        status = 130
+        text = "interrupted: results so far are kept; run the same command to continue"
+    print(f"twotowers: {text}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ class Settings(BaseModel):
     device: str = "cpu"
     """device: cpu, cuda, cuda:1 or mps"""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
-    """placement on several devices; auto: all devices, without `device`; none: one device"""
+    """placement on several devices; auto: spread over all devices, ignoring --device; none: one
+    device"""
     out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
