@@ -23,7 +23,7 @@ from towerlab.measure.observations import plain_z, read_batches, read_prompts
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.model.attention import Attention, reading_attention
 from towerlab.model.capture import Capture
-from towerlab.model.edits import UNCHANGED, patch_output
+from towerlab.model.edits import UNCHANGED, patch_z
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Encoded, Prompt
@@ -198,9 +198,7 @@ def function_vector_scores(
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         z = dict(enumerate(means[index].transpose(0, 1)))
-        _, log_prob = last.answers(
-            [UNCHANGED, *(patch_output([head], z) for head in np.ndindex(shape))]
-        )
+        _, log_prob = last.answers([UNCHANGED, *(patch_z([head], z) for head in np.ndindex(shape))])
         p = log_prob[..., 0].exp()
         return {"score": (p[1:] - p[0]).T.unflatten(1, shape)}
 

@@ -69,7 +69,7 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     # without names of classes
     assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)
     assert (
-        "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space; b: "
+        "a: 11 prompts per class pair, 10 × 3 class and label pairs, k = 2, space; b: "
         in chapter.texts[0]
     )
 

@@ -13,7 +13,7 @@ from towerlab.model.edits import (
     answers,
     edited,
     interchange,
-    patch_output,
+    patch_z,
     set_attention,
     steer,
     zero_ablate,
@@ -54,7 +54,7 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
         edits += [
             zero_ablate(heads),
             set_attention(heads, weights),
-            patch_output(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
+            patch_z(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
         ]
     (top, log_prob), (whole_top, whole) = last.answers(edits), answers(model, base, edits)
     assert torch.equal(top, whole_top)

@@ -33,7 +33,7 @@ def judged(rows, monkeypatch):
     }
     results = pd.DataFrame(
         [
-            {"claim": item, "verdict": verdict.replace("_", " "), "model": model, "firmness": 1.0}
+            {"claim": item, "verdict": verdict.replace("_", " "), "model": model, "stability": 1.0}
             for item, both in verdicts.items()
             for model, verdict in zip(("mini-gpt2", "b"), both.split(" "), strict=True)
             if verdict
@@ -59,10 +59,10 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
 
     assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree untested for this" in summary()
     assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
-    assert "Firm in every model: figure 6, table 2. In no model fully and" in summary()
+    assert "Stable in every model: figure 6, table 2. In no model fully and" in summary()
     assert "random heads: figure 9, table 1." in summary()
-    judged.loc[judged["claim"] == "figure 6", "firmness"] = 0.9
-    assert "Firm in every model: table 2." in summary()
+    judged.loc[judged["claim"] == "figure 6", "stability"] = 0.9
+    assert "Stable in every model: table 2." in summary()
 
 
 def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):

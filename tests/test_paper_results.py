@@ -62,7 +62,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
         "opposite": (0.0, "0 of 25 heads"),
     }
     chapter.compare_with_paper("figure 6", "4.1", found)
-    numbers = "0.96; random lists 0.51, 1% of 100 reach it; firm in 50%"
+    numbers = "0.96; random lists 0.51, 1% of 100 reach it; stable in 50%"
     words = f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}. 24 of 25 &lt;heads&gt;</li>"
     assert words in shown[0] and "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
     assert "written after the results of all models except TinyLlama-1.1B were seen" in shown[0]
@@ -119,9 +119,9 @@ def test_what_random_lists_reach_is_not_specific(value, random, verdict):
     found = evidence.judge_result(result, value, random, [0.95, 0.85, math.nan, 0.9])
     assert found["verdict"] == verdict
     if verdict == IN_PART:
-        assert found["exceedance"] == 1 and found["firmness"] == 0.25
+        assert found["exceedance"] == 1 and found["stability"] == 0.25
     elif value == 0.9:
-        assert found["firmness"] == 0.5
+        assert found["stability"] == 0.5
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -144,7 +144,7 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     )
     by_prompt = by_prompt.isel(selected_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")
-    value, random, resampled = evidence.test_list(
+    value, random, resampled = evidence.compare_lists(
         lambda x: x.mean("selected_head"),
         [*map(str, map(Head._make, heads))],
         every,
@@ -155,7 +155,7 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
     assert math.isclose(value, values[:, 1, :2].mean()) and np.allclose(sorted(random), pairs)
     assert resampled.shape == (1000,) and abs(float(resampled.mean()) - value) < 0.02
-    one = evidence.test_list(lambda x: x.mean("selected_head"), ["1-0"], every, data)[1]
+    one = evidence.compare_lists(lambda x: x.mean("selected_head"), ["1-0"], every, data)[1]
     assert one.size == 10 - named  # of both layers, without its key-value group
 
 

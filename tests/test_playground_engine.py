@@ -11,7 +11,7 @@ from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.model.capture import capture
-from towerlab.model.edits import Edit, edited, everywhere, patch_output, zero_ablate
+from towerlab.model.edits import Edit, edited, everywhere, patch_z, zero_ablate
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
@@ -98,7 +98,7 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         parts = plain.resid_pre, plain.z, plain.ffn_output
         close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
         halved = Edit([(2, 3)], lambda _, head, state: -0.5 * state.z[:, head], everywhere([e]))
-        given = patch_output([(3, 1)], {3: source.z[3]})
+        given = patch_z([(3, 1)], {3: source.z[3]})
         with edited(model, zero_ablate([(1, 2)], everywhere([e])), halved, given):
             close(result["edited"], capture(model, [e]).logits[0])
 

@@ -10,7 +10,7 @@ import torch
 from conftest import random_prompts, tiny
 from plain_hooks import softmax
 from towerlab.model import query_key
-from towerlab.model.edits import UNCHANGED, patch_output
+from towerlab.model.edits import UNCHANGED, patch_z
 from towerlab.model.last_position import LastPosition
 from towerlab.model.routes import Route, logit_differences, routed
 
@@ -60,7 +60,7 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     last, donor = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
     z = {layer: state.z[:, :, 0] for layer, state in donor.plain.items()}
     versions = [(heads, route) for heads in sets for route in ROUTES]
-    result = routed(last, [(patch_output(heads, z), route) for heads, route in versions])
+    result = routed(last, [(patch_z(heads, z), route) for heads, route in versions])
     for i, e in enumerate(encoded[:2]):
         alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
         for row in range(
@@ -79,7 +79,7 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
         torch.testing.assert_close(
             result[s, 0], plain, rtol=0, atol=1e-11
         )  # no route: the plain run
-        expected = next(last.finals([patch_output(heads, z)]))[1][0]
+        expected = next(last.finals([patch_z(heads, z)]))[1][0]
         torch.testing.assert_close(
             result[s, -1], expected, rtol=0, atol=1e-11
         )  # every route: the plain edit

@@ -43,9 +43,9 @@ SIGNS = {
     claims.NOT_TESTABLE: "–",
 }
 MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
-FIRM = 0.95
-"""Signs of verdicts and of marks in the picture, and the share of resamples in which a firm verdict
-stays the same"""
+STABLE = 0.95
+"""Signs of verdicts and of marks in the picture, and the share of resamples in which a stable
+verdict stays the same"""
 ENTRY_POINTS = {
     "playground-page.html": "Try it",
     "figure-by-figure.html": "Does it reproduce?",
@@ -204,7 +204,7 @@ def counted(asked: pd.DataFrame) -> str:
 def summary(judged: pd.DataFrame) -> str:
     """Return the counts of all and of pretrained models, with results that always or never hold.
 
-    Results that always hold are firm in every model. Results that never hold agree in no model
+    Results that always hold are stable in every model. Results that never hold agree in no model
     fully and beyond random heads.
 
     Args:
@@ -212,15 +212,15 @@ def summary(judged: pd.DataFrame) -> str:
     """
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
     specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
-    firm = specific & ~(asked["firmness"] < FIRM)
+    stable = specific & ~(asked["stability"] < STABLE)
     items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
     always, never = (
         ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
-        for so in (firm, ~specific)
+        for so in (stable, ~specific)
     )
     return (
         f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
-        f"{counted(asked[~own])}. Firm in every model: {always}. In no model fully and beyond "
+        f"{counted(asked[~own])}. Stable in every model: {always}. In no model fully and beyond "
         f"random heads: {never}."
     )
 

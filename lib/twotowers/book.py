@@ -103,7 +103,7 @@ class Model:
 
     @property
     def template(self) -> Template:
-        """Prompt template of the measurements: the given one, otherwise the best-learned one."""
+        """Prompt template of the measurements: the given or otherwise the most accurate one."""
         given = json.loads(self.heads.attrs["identity"])
         if given["k"] and given["separator"]:
             return Template(given["k"], given["separator"])
@@ -225,7 +225,7 @@ class Model:
         random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
         # The same random head in every split.
         replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
-        # In order: equal sets, equal numbers.
+        # Sorted, so that equal sets give equal numbers.
         parts = [
             head_selection.mean_over_sets(
                 evaluates,
@@ -294,7 +294,7 @@ class Chapter(Measurements):
                 the claim that the model learns the task.
             untestable: Reason by model why the claim has no meaning there. Such a model needs no
                 values.
-            template: Prompt template, if it is not the best-learned one of the model.
+            template: Prompt template, if it is not the one with the highest accuracy.
 
         Raises:
             TwoTowersError: If values or control do not fit the line. The message names claim and
@@ -322,7 +322,7 @@ class Chapter(Measurements):
             except TwoTowersError as error:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         details = "; ".join(
-            f"{shown_name(row.model)}: {row.prompts / row.n:.3g} prompts a class pair, {row.n} × "
+            f"{shown_name(row.model)}: {row.prompts / row.n:.3g} prompts per class pair, {row.n} × "
             f"{row.label_pairs} class and label pairs, {row.template}"
             for row in rows
             if row.n
@@ -353,7 +353,8 @@ class Chapter(Measurements):
             model.check_learned()
         effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
-            n_sets = random.sizes["random_set"]  # files hold those that this rule draws
+            # The files contain the random sets that this rule draws.
+            n_sets = random.sizes["random_set"]
             sets = model.draw_random_sets(
                 model.sets[claim.heads], n_sets // 2 if "directions" in claim.control else n_sets
             )
@@ -463,8 +464,8 @@ class Chapter(Measurements):
             )
             for model, (value, words, *drawn) in (left_out | dict(results)).items()
         ]
-        rule = f"{result.measure}. From {result.agrees:g} on it agrees, "
-        rule += f"from {result.part:g} on in part."
+        rule = f"{result.measure}. It agrees at {result.agrees:g} or more, "
+        rule += f"and in part at {result.part:g} or more."
         seen = (
             f", written after the results of {result.seen} were seen"
             if result.seen != "none"

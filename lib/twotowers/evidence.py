@@ -1,7 +1,7 @@
 """The decision rule of all claims, from values to an effect, a control and a verdict.
 
-`judge` is the rule, `compare` applies it to one claim and one model, and `read` collects the rows
-that the chapters have written.
+`judge` is the rule, `judge_claim` applies it to one claim and one model, and `read` collects the
+rows that the chapters have written.
 
     >>> near_half = Interval(0.5, (20, 9), low=0.4, high=0.6, low90=0.42, high90=0.58)
     >>> judge(near_half, null_value=0.0, smallest_effect=0.1)
@@ -10,11 +10,11 @@ that the chapters have written.
     'undecided'
 
 Intervals come from `twotowers.intervals` and generalise to new class pairs and new label pairs.
-Shares, which are effects divided by a whole, have Fieller's intervals. Prompts whose labels are the
-names of their classes are never judged together with prompts that have arbitrary labels.
+Shares, which are effects divided by a denominator, have Fieller's intervals. Prompts whose labels
+are the names of their classes are never judged together with prompts that have arbitrary labels.
 
 The rule has been in force since 2026-11-23, and data/rules.csv has its history. Since 2026-11-25
-equal random sets, which occur if few heads are free, are counted once (`distinct_sets`).
+equal random sets, which occur if few other heads are available, are counted once (`distinct_sets`).
 
 A claim is not testable on a model in these cases:
 
@@ -111,7 +111,7 @@ class EvidenceRow:
         unit: Unit of the effect.
         figure: Figure of this book for a result of the paper.
         mark: Mark of a model that does not do the task of the result's prompts.
-        firmness: Share of resamples of the prompts in which the verdict stays.
+        stability: Share of resamples of the prompts in which the verdict stays.
     """
 
     claim: str
@@ -140,7 +140,7 @@ class EvidenceRow:
     unit: str = ""
     figure: str = ""
     mark: str = ""
-    firmness: float = np.nan
+    stability: float = np.nan
 
 
 def verdict_row(
@@ -313,7 +313,7 @@ def judge_claim(
 
 
 def _effect(values: xr.DataArray, denominator: xr.DataArray | None) -> Interval:
-    """Return the mean of the values, or their share of a whole."""
+    """Return the mean of the values, or their ratio to the denominator."""
     return mean(values) if denominator is None else ratio(values, denominator)
 
 
@@ -397,7 +397,7 @@ def _check_prompts(
         )
 
 
-def test_list(
+def compare_lists(
     statistic: Callable[[xr.DataArray], xr.DataArray],
     heads: Iterable[Head | str],
     values: xr.DataArray,
@@ -442,7 +442,7 @@ def judge_result(
     random: ArrayLike | None = None,
     resampled: ArrayLike | None = None,
 ) -> dict[str, Any]:
-    """Return the verdict on a result of the paper, with its control and firmness.
+    """Return the verdict on a result of the paper, with its control and stability.
 
     Args:
         result: A line of data/figures.csv.
@@ -467,7 +467,7 @@ def judge_result(
             verdict = UNSPECIFIC
     if resampled is not None and size != NOT_TESTABLE:
         verdicts = [result.judge(statistic) == size for statistic in np.ravel(resampled)]
-        numbers["firmness"] = float(np.mean(verdicts))
+        numbers["stability"] = float(np.mean(verdicts))
     return numbers | {"verdict": verdict}
 
 

@@ -1,8 +1,8 @@
 """Rules that select the prompt template and the sets of heads from earlier measurements.
 
-The rules are of 2026-11-22, before any evaluation block was run (data/rules.csv). The template is
-the one with the highest accuracy (true label = top token of the vocabulary), of the templates with
-at most MAX_K demonstrations of each class. Ties go to fewer demonstrations.
+The rules were fixed on 2026-11-22 (data/rules.csv). The template is the one with the highest
+accuracy (true label = top token of the vocabulary), of the templates with at most MAX_K
+demonstrations of each class. Ties go to fewer demonstrations.
 
 Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 
@@ -38,7 +38,7 @@ RANKINGS = ("attribution", "increase", "attention difference", "written logit di
 
 
 def select_template(templates: xr.Dataset) -> Template:
-    """Return the best-learned prompt template of the grid.
+    """Return the prompt template with the highest accuracy.
 
     Args:
         templates: Measurement "templates": `top_answer` over prompts with coordinates k and
@@ -299,8 +299,8 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     """Yield cross-fit splits of prompts, without a common class pair or label pair.
 
     Class pairs and label pairs are halved by their names. If there is only one label pair, only
-    class pairs are halved. Every prompt is evaluated once. Heads that were selected on other
-    prompts, classes and labels do not owe their effect to chance on the prompts that evaluate them.
+    class pairs are halved. Every prompt is evaluated once. Heads are selected and evaluated on
+    different prompts, classes and labels, so selection does not bias their effect upwards.
 
     Args:
         data: A measurement, or an array of one, over prompts.

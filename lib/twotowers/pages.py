@@ -65,7 +65,7 @@ def _numbers(row: Any, statement: Statement) -> str:
             else f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} reach it"
         )
         text += f"; random lists {row.control:z.2f}{reach}"
-    return text + ("" if pd.isna(row.firmness) else f"; firm in {row.firmness:.0%}")
+    return text + ("" if pd.isna(row.stability) else f"; stable in {row.stability:.0%}")
 
 
 def all_evidence() -> pd.DataFrame:

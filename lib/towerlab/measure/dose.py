@@ -24,14 +24,15 @@ DOSES = (1, 3, 6, 12)
 """Numbers of heads that are ablated together"""
 PROMPTS = 8
 """Number of evaluation prompts of each set and true label: 64 in all"""
-IN_TURN, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
+INTERLEAVED, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
+"""Names of the rankings in data files. The first one interleaves the other two."""
 
 
 def _dose(pipeline: Pipeline) -> xr.Dataset:
     """Ablate the first 1, 3, 6 and 12 heads of three rankings, and random sets.
 
-    The random sets have equal numbers of heads in the same layers as the sets of both rankings in
-    turn.
+    The random sets have equal numbers of heads in the same layers as the sets of the interleaved
+    ranking.
     """
     design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
     selection, evaluation = selection_and_evaluation(pipeline)
@@ -41,14 +42,14 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
         head_selection.top_heads(of, most, minimum=-np.inf) for of in ((foo + bar) / 2, lost)
     )
     rankings = {
-        IN_TURN: head_selection.interleave(by_increase, by_ablation, most),
+        INTERLEAVED: head_selection.interleave(by_increase, by_ablation, most),
         BY_INCREASE: by_increase,
         BY_ABLATION: by_ablation,
     }
     sets = {f"{n} {name}": heads[:n] for name, heads in rankings.items() for n in DOSES}
     random: dict[str, list[list[Head]]] = {}
     for n in DOSES:
-        name = f"{n} {IN_TURN}"
+        name = f"{n} {INTERLEAVED}"
         try:
             random |= random_sets(pipeline, {name: sets[name]}, DRAWS)
         except NotTestable:  # too few other heads are left

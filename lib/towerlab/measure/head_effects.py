@@ -31,7 +31,7 @@ from towerlab.measure.observations import Tensors, answers_of, observations, pla
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_attention
-from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_output, set_attention
+from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_z, set_attention
 from towerlab.model.label_attention import (
     Places,
     Weights,
@@ -62,7 +62,7 @@ ROUTES = {
 
 def _donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
     """Return a function that gives heads of prompts `index` their donors' z of plain runs."""
-    return partial(patch_output, z=dict(enumerate(z[index].unbind(1))))
+    return partial(patch_z, z=dict(enumerate(z[index].unbind(1))))
 
 
 @torch.inference_mode()

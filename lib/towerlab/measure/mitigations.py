@@ -168,7 +168,7 @@ def _recency_shortcut(
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
         part = capture.stream_inputs[0] - words.to(capture.stream_inputs)
 
-    def output(
+    def compute_z(
         layer: int, in_layer: list[int], state: LayerState
     ) -> Float[Tensor, "batch head 1 d_head"]:
         x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
@@ -187,7 +187,7 @@ def _recency_shortcut(
         seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
         return own.z(weights)
 
-    return Edit(heads, output)
+    return Edit(heads, compute_z)
 
 
 def _mitigations(pipeline: Pipeline) -> Recipe:

@@ -183,7 +183,7 @@ class Design:
 
     @cached_property
     def template(self) -> Template:
-        """Template of the settings, or the best-learned template of the grid."""
+        """Template of the settings, or the template with the highest accuracy."""
         k, separator = self.settings.k, self.settings.separator
         return (
             Template(k, separator)

@@ -1,6 +1,7 @@
-"""Interventions on heads: another input of W_O at some positions, in whole runs.
+"""Interventions on heads: another z, the input of W_O, at some positions of a forward pass.
 
-The other input comes from another run, from added vectors, from zeros, or from other attention.
+The other z comes from another forward pass, from added vectors, from zeros, or from other
+attention.
 
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import paper_prompts
@@ -8,15 +9,15 @@ The other input comes from another run, from added vectors, from zeros, or from 
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> edits = [zero_ablate([(3, 0)]), zero_ablate([(3, 1)])]
-    >>> top, log_prob = answers(model, batch, edits)  # a whole run each
+    >>> top, log_prob = answers(model, batch, edits)  # a forward pass each
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
-    >>> with edited(model, *edits):  # together in one run
+    >>> with edited(model, *edits):  # together in one forward pass
     ...     both = model.logits(batch)
 
-There is one primitive: an `Edit` computes the input of W_O of its heads, at some positions, from
-the query, key and value of the current run. So it responds to the edits of lower layers. Edits of
-the last position only have a faster implementation with equal results, `last_position`.
+There is one primitive: an `Edit` computes z of its heads, at some positions, from the query, key
+and value of the current forward pass. So it responds to the edits of lower layers. Edits of the
+last position only have a faster implementation with equal results, `last_position`.
 
 Batches contain prompts of one token length.
 """
@@ -54,7 +55,7 @@ the other label"""
 
 
 class LayerState(NamedTuple):
-    """Inputs of a layer and of W_O at the rows of a run.
+    """Inputs of a layer and of W_O at the rows of a forward pass.
 
     The rows are all positions, or the last position.
     """
@@ -73,18 +74,19 @@ class LayerState(NamedTuple):
         return LayerState(self.x[:, -1:], self.attention.last(), self.z[:, :, -1:])
 
 
-Output = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
-"""(layer, heads, state) -> input of W_O of these heads"""
+ComputeZ = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
+"""(layer, heads, state) -> z of these heads"""
 
 
 class Edit(NamedTuple):
-    """Heads, and the input of W_O that replaces their own at some positions.
+    """Heads, and a function that computes another z for them at some positions.
 
-    If `positions` is None, only the last position is edited, and `output` is given only its state.
+    If `positions` is None, only the last position is edited, and `compute_z` is given only its
+    state.
     """
 
     heads: Heads
-    output: Output
+    compute_z: ComputeZ
     positions: Bool[Tensor, "batch position"] | None = None
 
     @property
@@ -104,17 +106,17 @@ class Edit(NamedTuple):
         return sorted({head for edited_layer, head in self.heads if edited_layer == layer})
 
     def apply(self, layer: int, state: LayerState) -> None:
-        """Write the replaced input of W_O of the heads of a layer into `state.z`.
+        """Write the other z of the heads of a layer into `state.z`.
 
         Args:
             layer: Layer of the heads.
-            state: State of the layer in the current run, which is changed in place.
+            state: State of the layer in the current forward pass, which is changed in place.
         """
         heads = self.heads_of(layer)
         if not heads:
             return
         state = state.last() if self.positions is None else state
-        z = self.output(layer, heads, state).to(state.z)
+        z = self.compute_z(layer, heads, state).to(state.z)
         if self.positions is not None:
             z = torch.where(self.positions[:, None, :, None].to(z.device), z, state.z[:, heads])
         state.z[:, heads] = z
@@ -125,9 +127,10 @@ UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
 
 @contextmanager
 def edited(model: Model, *edits: Edit) -> Iterator[None]:
-    """Run the model under some edits, applied in their order, in whole runs of one batch.
+    """Apply edits, in their order, to every forward pass inside the `with` block.
 
-    Attention that is recorded inside is the attention of the run, before the edits of its layer.
+    Every forward pass there must be one of the batch that the edits are for. Attention that is
+    recorded inside is the attention of the forward pass, before the edits of its layer.
 
     Args:
         model: Any model.
@@ -161,15 +164,15 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
 @torch.inference_mode()
 def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
-    """Compute the answers in a whole run under each edit.
+    """Compute the answers in a forward pass under each edit.
 
-    Layers below the lowest edited head are not run again, so a run begins at that head's
-    layer: a head of layer l of L costs L - l blocks.
+    Layers below the lowest edited head are not computed again, so a forward pass begins at that
+    head's layer: a head of layer l of L costs L - l blocks.
 
     Args:
         model: Any model.
         batch: Prompts of one token length.
-        edits: Edits, one for each run.
+        edits: Edits, one for each forward pass.
 
     Returns:
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
@@ -201,7 +204,7 @@ def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
 
 
 def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None = None) -> Edit:
-    """Return an edit that ablates heads: their input of W_O is zero.
+    """Return an edit that ablates heads: their z is zero.
 
     Args:
         heads: Heads to ablate.
@@ -215,12 +218,12 @@ def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None =
     )
 
 
-def patch_output(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
-    """Return an edit that gives heads the input of W_O of another run, at the last position.
+def patch_z(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
+    """Return an edit that gives heads the z of another forward pass, at the last position.
 
     Args:
         heads: Heads to change.
-        z: Layer -> inputs of W_O of all heads of the layer (batch, head, d_head).
+        z: Layer -> z of all heads of the layer (batch, head, d_head).
 
     Returns:
         The edit.
@@ -242,14 +245,14 @@ def set_attention(
         positions: Positions (batch, position), or None for the last position.
 
     Returns:
-        The edit, which uses the values of the current run.
+        The edit, which uses the values of the current forward pass.
     """
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         replaced = weights[layer][:, in_layer, -state.z.shape[2] :]
         return state.attention.select_heads(in_layer).z(replaced.to(state.z.device))
 
-    return Edit(heads, output, positions)
+    return Edit(heads, compute_z, positions)
 
 
 def interchange(
@@ -258,7 +261,7 @@ def interchange(
     source: Mapping[int, LayerState],
     label_positions: Int[Tensor, "batch label"],
 ) -> Edit:
-    """Return an interchange intervention: a part of heads taken from another run.
+    """Return an interchange intervention: a part of heads taken from another forward pass.
 
     Each head's z at the last position is softmax(q k^T) v with the source's q, or the source's k or
     v at the label positions. Heads that share keys (grouped-query attention) but are not edited
@@ -267,8 +270,8 @@ def interchange(
     Args:
         heads: Heads to change.
         kind: One of PARTS.
-        source: Layer -> state of the other run. Its prompts are in the order of the edited batch,
-            with their labels at the same positions.
+        source: Layer -> state of the other forward pass. Its prompts are in the order of the edited
+            batch, with their labels at the same positions.
         label_positions: Label positions (batch, label).
 
     Returns:
@@ -276,18 +279,18 @@ def interchange(
     """
     part = PARTS[kind]
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
         current, taken = (
-            getattr(run, part)
-            for run in (attention, source[layer].attention.select_heads(in_layer))
+            getattr(either, part)
+            for either in (attention, source[layer].attention.select_heads(in_layer))
         )
         if kind != "query":
             index = _index(current, label_positions)
             taken = current.scatter(2, index, taken.gather(2, index))
         return attention._replace(**{part: taken}).z()
 
-    return Edit(heads, output)
+    return Edit(heads, compute_z)
 
 
 def steer(
@@ -312,7 +315,7 @@ def steer(
         The edit.
     """
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
         moved = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
         added = moved.select_heads(in_layer)
@@ -322,7 +325,7 @@ def steer(
         by_query = attention.query + (added.query / attention.scaling).to(attention.query)
         return attention._replace(query=by_query, key=by_key).z()
 
-    return Edit(heads, output)
+    return Edit(heads, compute_z)
 
 
 def _index(x: Tensor, positions: Tensor) -> Tensor:
@@ -345,10 +348,10 @@ def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit
         The edit.
     """
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
         return attention._replace(
             mask=attention.mask & ~closed[:, None].to(attention.mask.device)
         ).z()
 
-    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), output, closed.any(-1))
+    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), compute_z, closed.any(-1))
