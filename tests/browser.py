@@ -7,18 +7,15 @@ import functools
 import importlib.util
 import re
 import shutil
-import sys
 from pathlib import Path
 
+import explorer
+import playground_page
 import pytest
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book/_page"
-sys.path.insert(0, str(ROOT / "book/_ext"))
-import explorer  # noqa: E402
-import opening_page  # noqa: E402, F401
-import playground_page  # noqa: E402
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -1,9 +1,10 @@
 """No text from outside becomes markup or a script on a page."""
 
 import json
-import sys
 
 import altair as alt
+import assemble_pages
+import launch
 import pandas as pd
 import pytest
 from conftest import ROOT
@@ -15,10 +16,6 @@ from twotowers import pages
 from twotowers.claims import Claim
 from twotowers.evidence import verdict_row
 from twotowers.figures import VEGA
-
-sys.path.insert(0, str(ROOT / "book/_ext"))
-import assemble_pages
-import launch
 
 HOSTILE = [
     "</script><script>x()</script>",
@@ -59,19 +56,6 @@ def test_a_chart_s_data_are_data(text):
     spec = json.loads(page.script)
     (rows,) = spec["datasets"].values()
     assert spec["title"] == text and rows == [{"x": text, "n": 0.12346}]
-
-
-def test_a_chart_is_named_after_its_figure_or_its_claim():
-    html = [
-        {"data": {"text/html": text}}
-        for text in ('<div id="claim-a-b">', "chart", "chart", '<p id="fig-4-1">')
-    ]
-    assert [assemble_pages.chart_name(html, at) for at in range(4)] == [
-        "chart",
-        "claim-a-b",
-        "fig-4-1",
-        "chart",
-    ]
 
 
 @settings(max_examples=30)

@@ -144,16 +144,6 @@ def test_it_fails_until_it_is_mended_and_a_warning_of_sphinx_fails_the_pages_in_
     assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
 
 
-def test_sphinx_on_the_sources_stops_and_names_make_book(built):
-    command = [sys.executable, "-m", "sphinx.cmd.build", "-q", ".", str(built / "_build/none")]
-    config = ["-C", "-D", "extensions=offline"]
-    path = {"PYTHONPATH": str(built / "book/_ext")}
-    ran = subprocess.run(
-        [*command, *config], cwd=built, env=os.environ | path, capture_output=True, text=True
-    )
-    assert ran.returncode == 2 and "run `make book`" in ran.stderr
-
-
 def test_a_second_build_is_told_to_wait(home):
     (home / "_build").mkdir(exist_ok=True)
     with (home / "_build/.lock").open("w") as lock:

@@ -2,9 +2,9 @@
 
 import re
 
+import opening_page
 import pandas as pd
 import pytest
-from browser import opening_page
 from twotowers import claims
 
 
