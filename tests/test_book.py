@@ -106,15 +106,9 @@ def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learne
     refused(words, chapter.models["a"].check_learned)
 
 
-def test_a_claim_without_a_line_and_values_of_another_form_are_refused(chapter):
+def test_a_claim_without_a_line_is_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     refused("unknown claim 'learnt': .* in data", chapter.judge_claim, "learnt", values)
-    refused(
-        r"claim 'learned', a: .* got \(layer, prompt\)",
-        chapter.judge_claim,
-        "learned",
-        {m: x.expand_dims(layer=2) for m, x in values.items()},
-    )
 
 
 def test_a_table_goes_through_dimensions(chapter):

@@ -1,10 +1,9 @@
 """The tables that decide what the book says: whole as they are committed, and named with file and
 line where they are not."""
 
-import csv
-import io
 import re
 
+import pandas as pd
 import pytest
 from conftest import ROOT, refused
 from twotowers import claims
@@ -31,49 +30,26 @@ def test_the_shipped_tables_are_whole():
     assert (ROOT / "data/rules.csv").read_text("utf8").startswith("date,rule,seen,before\n")
 
 
-@pytest.fixture
-def edit(tmp_path, monkeypatch):
-    """edit(table, change): the committed tables with one of them changed, where `claims` reads
-    them."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "claims.csv").write_bytes((ROOT / "data/claims.csv").read_bytes())
-    monkeypatch.setattr(claims, "data_folder", lambda: folder)
-
-    def write(name, change):
-        path = folder / f"{name}.csv"
-        rows = list(csv.reader(io.StringIO(path.read_text("utf8"))))
-        with path.open("w", newline="", encoding="utf8") as out:
-            csv.writer(out, lineterminator="\n").writerows(change(rows))
-
-    return write
-
-
-def cell(column, value, line=3):
-    """A change of one cell of a line of the file."""
-
-    def change(rows):
-        rows[line - 1][rows[0].index(column)] = value
-        return rows
-
-    return change
-
-
 @pytest.mark.parametrize(
-    "change, message",
+    "line, column, value, message",
     [
-        (cell("null_value", "O"), "line 3, null_value 'O'"),
-        (cell("id", "learned"), "line 3, id 'learned' twice"),
+        (3, "null_value", "O", "line 3, null_value 'O'"),
+        (3, "id", "learned", "line 3, id 'learned' twice"),
         (
-            cell("heads", "writer", 6),
+            6,
+            "heads",
+            "writer",
             "line 6, heads 'writer': expected '', 'by attribution', 'by written logit difference'",
         ),
-        (cell("control", "random"), "line 3, control 'random'"),
-        (cell("rule", ""), "line 3, rule ''"),
+        (3, "control", "random", "line 3, control 'random'"),
+        (3, "rule", "", "line 3, rule ''"),
     ],
 )
-def test_a_wrong_claim_is_named_with_its_line(edit, change, message):
-    edit("claims", change)
+def test_a_wrong_claim_is_named_with_its_line(line, column, value, message, tmp_path, monkeypatch):
+    table = pd.read_csv(ROOT / "data/claims.csv", dtype=str, keep_default_na=False)
+    table.loc[line - 2, column] = value
+    table.to_csv(tmp_path / "claims.csv", index=False)
+    monkeypatch.setattr(claims, "data_folder", lambda: tmp_path)
     assert "claims.csv" in refused(re.escape(message), claims.claims)
 
 

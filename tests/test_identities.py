@@ -3,11 +3,9 @@
 from dataclasses import fields, replace
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import NINE, TINY, random_prompts, refused, tiny
-from towerlab.measure import heads
 from towerlab.measure.ablations import ablations
 from towerlab.model import increase, proof, unembed
 from towerlab.model.architectures import ARCHITECTURES, Architecture
@@ -22,13 +20,6 @@ def test_sums_of_blocks_heads_positions_neurons_and_our_logits(model):
         plain = capture(model, random_prompts(2, lengths=(length,)), proof.PROVEN)
         for identity, error in proof.identity_errors(model, plain).items():
             assert error < 1e-12, identity
-
-
-def test_prompts_together_and_alone_have_the_same_increases(model):
-    encoded = random_prompts(3, lengths=(11,))
-    alone = [heads.increases(model, [e])["increase"].values for e in encoded]
-    whole = heads.increases(model, encoded)["increase"]
-    np.testing.assert_allclose(whole, np.concatenate(alone), atol=1e-12, rtol=0)
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):

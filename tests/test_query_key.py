@@ -4,6 +4,7 @@ keys and scores."""
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from towerlab.measure.label_reads import carried_query
 from towerlab.model import query_key
 from towerlab.model.attention import reading_attention
 from towerlab.model.capture import capture
@@ -34,6 +35,7 @@ def test_a_query_carried_through_w_k_meets_the_input_as_it_meets_the_unturned_ke
                 torch.testing.assert_close(
                     (carried * normed[:, place]).sum(-1) + constant, expected
                 )
+            torch.testing.assert_close(carried_query(run[0], model, layer, head), carried)
 
 
 def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(model, run):

@@ -7,12 +7,12 @@ from itertools import product
 import pytest
 import tiny_blocks
 import torch
-from conftest import random_prompts, tiny
+from conftest import tiny
 from plain_hooks import softmax
 from towerlab.model import query_key
 from towerlab.model.edits import UNCHANGED, patch_z
 from towerlab.model.last_position import LastPosition
-from towerlab.model.routes import Route, logit_differences, routed
+from towerlab.model.routes import Route, routed
 
 ROUTES = [Route(*of) for of in product((False, True), repeat=3)]
 
@@ -86,14 +86,4 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     distance = (result - plain).abs().amax((-1, -2))
     assert (distance[:2, 1:] > 1e-5).all() and (
         distance[2, ROUTES.index(Route(False, True, False))] < 1e-11
-    )
-
-
-def test_logit_differences_are_those_of_the_model(model):
-    encoded = random_prompts(3, lengths=(11,))
-    last = LastPosition(model, encoded)
-    _, log_prob = last.plain_answer()
-    result = logit_differences(model, torch.stack([last.capture.resid_final] * 2), encoded)
-    torch.testing.assert_close(
-        result, (log_prob[:, 0] - log_prob[:, 1]).expand(2, -1), rtol=0, atol=1e-10
     )

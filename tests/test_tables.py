@@ -1,14 +1,11 @@
 """Tables that people edit: whatever is wrong is told in one line, with the file and the line."""
 
-import shutil
-
 import pandas as pd
 import pytest
 from chapter_runs import evidence_of
-from conftest import refused
 from pydantic import Field, model_validator
 from towerlab.prompts import blocks
-from twotowers import claims, evidence, settings
+from twotowers import claims, evidence
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.tables import Row, Text, read_csv, read_table
@@ -90,11 +87,3 @@ def test_texts_have_no_spaces_at_their_edges_and_are_there_once():
     for texts in (own, blocks.words()["word"] + " " + blocks.words()["cls"]):
         assert (texts.str.strip() == texts).all() and texts.is_unique
     assert not blocks.words()["word"].str.contains(" ").any()
-
-
-def test_a_wrong_label_pair_is_named_with_its_line(tmp_path, monkeypatch):
-    shutil.copytree(data_folder() / "words", tmp_path / "words")
-    path = tmp_path / "words/labels.csv"
-    path.write_text(path.read_text().replace("left,right,plain", "left,right,dull"))
-    monkeypatch.setattr(settings, "data_folder", lambda: tmp_path)
-    refused("line 3, kind 'dull'", settings.read_label_pairs.__wrapped__)

@@ -6,9 +6,9 @@ import torch
 from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
 from towerlab.measure import label_reads as module
-from towerlab.measure.label_reads import RELATIONS, carried_query, relations_of, top_tokens
+from towerlab.measure.label_reads import RELATIONS, relations_of, top_tokens
 from towerlab.measure.pipeline import save
-from towerlab.model import query_key, unembed
+from towerlab.model import unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
@@ -61,25 +61,6 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
                     ]
     save("top_tokens", result, tmp_path / "top.nc", {})
     assert (load(tmp_path / "top.nc")["token"] == result["token"]).all()
-
-
-def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):
-    encoded = of_two_classes(2)
-    plain = capture(model, encoded, {"streams"})
-    normed = query_key.normed(model, 1, plain.stream_inputs[1])
-    query, key = query_key.queries(model, 1, normed[:, -1]), query_key.keys(model, 1, normed)
-    bias = model.projection(1, 1)[1]
-    for head in range(model.n_heads):
-        group = model.value_head(head)
-        constant = torch.zeros(2) if bias is None else query[:, head] @ bias[group]
-        expected = torch.einsum("bk,bpk->bp", query[:, head], key[:, :, group])
-        scores = (
-            torch.einsum("bd,bpd->bp", carried_query(plain, model, 1, head), normed)
-            + constant[:, None]
-        )
-        torch.testing.assert_close(
-            scores, expected, rtol=1e-5, atol=1e-5
-        )  # stock models turn queries in float32
 
 
 def test_relations_by_hand():

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from conftest import refused
 from towerlab.measure.pipeline import Pipeline
-from twotowers import book, claims, files
-from twotowers.measurements import Measurements
+from twotowers import claims
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -61,22 +60,6 @@ def test_chapters_are_those_that_judge_with_what_they_read():
     assert not {"intro", "scorecard"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
     refused("unknown chapter '99'", verdicts.chapters, ["4", "99"])
-
-
-def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    towers = files.open_precomputed("smollm2-135m", "words", "query_key_vectors")
-    again = towers.assign_attrs(seconds=0.5)
-    monkeypatch.setattr(Measurements, "made", lambda self, name, suite: again)
-    for settings, anew in (
-        ({}, False),
-        ({"evaluation_blocks": 20, "selection_blocks": 4}, False),
-        ({"seed": 1}, True),
-        ({"label_pairs": "foo/bar"}, True),
-    ):
-        chapter = book.open({"model": "smollm2-135m", **settings})
-        assert (
-            chapter.measured("query_key_vectors")["smollm2-135m"].attrs["seconds"] == 0.5
-        ) == anew
 
 
 @pytest.mark.nightly
