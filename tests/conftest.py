@@ -178,22 +178,12 @@ def save_tiny(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> No
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a
-    field of None, it has none."""
+    """Saves a tiny model as a folder, with other fields in its config, and gives its path."""
 
     def write(kind: str, **fields) -> Path:
         path = tmp_path / kind.replace(" ", "-") / "config.json"
         save_tiny(path.parent, kind)
-        config = json.loads(path.read_text()) | fields
-        path.write_text(
-            json.dumps(
-                {
-                    key: value
-                    for key, value in config.items()
-                    if key not in fields or value is not None
-                }
-            )
-        )
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
         return path.parent
 
     return write
@@ -296,6 +286,12 @@ def shared(path: str) -> Path:
     if not folder.exists():
         pytest.skip(f"{path} in a folder named shared beside this repository")
     return folder
+
+
+def sources(notebook: str, kind: str = "code") -> list[str]:
+    """The cells of one kind of a notebook of the book."""
+    cells = json.loads((ROOT / f"book/{notebook}.ipynb").read_text("utf8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
 def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:

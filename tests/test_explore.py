@@ -7,7 +7,7 @@ import ipywidgets as widgets
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import ROOT
+from conftest import ROOT, sources
 from twotowers import book, explore
 
 MODEL = "smollm2-135m"
@@ -86,10 +86,8 @@ WITH_WIDGETS = [p for p in (ROOT / "lib").rglob("*.py") if "ipywidgets" in p.rea
 def test_nothing_displays_an_output_widget(path):
     """Plain papermill can wait for ever for a cell that does: nbclient then sends a message on the
     channel on which it waits for the cell's reply."""
-    source = path.read_text("utf8")
-    if path.suffix == ".ipynb":
-        cells = json.loads(source)["cells"]
-        source = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    is_notebook = path.suffix == ".ipynb"
+    source = "\n".join(sources(path.stem)) if is_notebook else path.read_text("utf8")
     nodes = [*ast.walk(ast.parse(source))]
     names = {getattr(node, field, None) for node in nodes for field in ("id", "attr", "name")}
     assert not names & {*HANGING}

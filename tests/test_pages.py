@@ -4,7 +4,6 @@ other host."""
 import contextlib
 import functools
 import gzip
-import json
 import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +11,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from browser import PAGE, broken_rules, browser, chromium, needs_browser
-from conftest import ROOT
+from conftest import ROOT, sources
 from tags import Page
 from twotowers import claims, evidence
 
@@ -251,12 +250,7 @@ def test_every_finding_rests_on_its_verdicts():
     for page, sentences in (
         table[table["page"] != "intro"].groupby("page")["sentence"].unique().items()
     ):
-        cells = json.loads((ROOT / f"book/{page}.ipynb").read_text("utf8"))["cells"]
-        text = [
-            " ".join("".join(cell["source"]).split())
-            for cell in cells
-            if cell["cell_type"] == "markdown"
-        ]
+        text = [" ".join(cell.split()) for cell in sources(page, "markdown")]
         assert f"**Finding.** {sentences[0]}" in text[0]
         assert all(
             sentence in " ".join(text) for sentence in sentences[1:]

@@ -1,11 +1,11 @@
 """Effects of zeroed heads against measurements and slow references, and the playground notebook."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import ROOT, refused, word_tokenizer
+import tiny_blocks
+from conftest import refused, sources
 from reference import Reference
 from tolerances import FLOAT64
 from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
@@ -21,11 +21,8 @@ ZEROED = (Head(0, 1), Head(1, 1))
 
 @pytest.fixture
 def model(tiny_model, float64):
-    """A tiny model with a tokenizer of words: those of the paper's example, and numbers for the
-    rest."""
-    words = ["?", ":", "foo", "bar", "love", "like", "eight", "two", "one", "river", "seven"]
-    words += [str(i) for i in range(tiny_model.unembedding.vocabulary - len(words))]
-    return replace(tiny_model, tokenizer=word_tokenizer(words))
+    """A tiny model with a tokenizer that has the words of the paper's example."""
+    return replace(tiny_model, tokenizer=tiny_blocks.tokenizer())
 
 
 def test_numbers_equal_those_of_the_measurements(model):
@@ -62,11 +59,9 @@ def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
 @pytest.fixture(scope="module")
 def notebook():
     """The names of book/playground.ipynb after all its cells ran."""
-    cells = json.loads((ROOT / "book/playground.ipynb").read_text("utf8"))["cells"]
     names = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)
+    for source in sources("playground"):
+        exec(source, names)
     return names
 
 

@@ -20,21 +20,15 @@ from twotowers.heads import Head
 pytestmark = needs_browser
 
 
-@pytest.fixture(scope="module")
-def example():
-    """The model, the paper's example encoded, its capture, and increases of its heads."""
-    model = load("mini-gpt2")
-    (e,) = encode_all([EXAMPLE], model.tokenizer)
-    return model, e, capture(model, [e], {"weights"}), increases(model, [e])["increase"]
-
-
 def nats_in(label: str) -> float:
     """The number that a head's label says; three decimals."""
     return float(re.search(r"(\S+) nats", label)[1])
 
 
-def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
-    model, e, plain, increase = example
+def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address):
+    model = load("mini-gpt2")
+    (e,) = encode_all([EXAMPLE], model.tokenizer)
+    plain, increase = capture(model, [e], {"weights"}), increases(model, [e])["increase"]
     with edited(model, zero_ablate([*map(Head.parse, HEADS)], everywhere([e]))):
         shares = [
             f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))

@@ -3,8 +3,8 @@ test_independent."""
 
 import numpy as np
 import tiny_blocks
-import xarray as xr
 from conftest import tiny
+from test_head_selection import heads
 from towerlab.measure.tower_grid import (
     class_directions,
     random_directions,
@@ -26,19 +26,9 @@ def test_each_set_has_its_own_heads_and_directions(float64):
 
 
 def test_heads_that_lower_what_they_read_are_left_out():
-    shape = ("prompt", "layer", "head")
-    attention = np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1)
-    values = {
-        "attention": (
-            (*shape, "demonstration"),
-            np.concatenate([attention, 0.05 + 0 * attention], -1),
-        )
-    }
-    values |= {"written_logit_difference": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
-    heads = xr.Dataset(
-        values, {"is_true_label": (("prompt", "demonstration"), np.array([[True, False]]))}
-    )
-    assert without_negative(heads, 5) == [Head(0, 1), Head(1, 0)]
+    attention = [(0.9, 0.05), (0.5, 0.05), (0.3, 0.05), (0.1, 0.05)]
+    four = heads(attention, [-0.2, 0.1, 0.4, 0.0])
+    assert without_negative(four, 5) == [Head(0, 1), Head(0, 2)]
 
 
 def test_random_directions_have_the_norm_of_their_own(float64):

@@ -16,17 +16,6 @@ MINI = ROOT / "data/models/mini-gpt2"
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 
-@pytest.fixture(scope="module")
-def mini():
-    """The included model, its tokenizer and its card."""
-    model = AutoModelForCausalLM.from_pretrained(MINI, local_files_only=True).eval()
-    return (
-        model,
-        AutoTokenizer.from_pretrained(MINI, local_files_only=True),
-        (MINI / "README.md").read_text(),
-    )
-
-
 SHORT = replace(
     CONFIGURATIONS["mini-gpt2"],
     batch=8,
@@ -84,8 +73,13 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
         assert len({file.read_bytes() for file in files}) == 1
 
 
-def test_the_shipped_model_is_whole_and_its_card_is_of_it(mini):
-    (model, tokenizer, text), summary = mini, json.loads((MINI / "training.json").read_text())
+def test_the_shipped_model_is_whole_and_its_card_is_of_it():
+    model = AutoModelForCausalLM.from_pretrained(MINI, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(MINI, local_files_only=True)
+    text, summary = (
+        (MINI / "README.md").read_text(),
+        json.loads((MINI / "training.json").read_text()),
+    )
     assert {path.suffix for path in MINI.iterdir()} == {".safetensors", ".json", ".md"}
     assert all(weight.isfinite().all() for weight in model.state_dict().values())
     assert summary["labels"] == LABELS and summary["form"] == {"k": prompts.K, "separator": "space"}

@@ -1,11 +1,10 @@
 """Pages, docstrings, errors and help texts have plain words; no name is a retired one."""
 
 import ast
-import json
 import re
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, sources
 
 IDIOMS = {
     "is in, is stored in": r"\b(stands?|stood|lies?|lay) (in|there|below|under)\b|\bcomes? again\b",
@@ -31,10 +30,9 @@ MARKUP = re.compile(
 
 def page_text(path):
     """The text of a page, without its code cells."""
-    text = path.read_text("utf8")
     if path.suffix == ".ipynb":
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
-        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+        return "\n\n".join(sources(path.stem, "markdown"))
+    text = path.read_text("utf8")
     return text.replace('"', "\n\n") if path.suffix == ".csv" else text
 
 
