@@ -111,7 +111,7 @@ def measure(
     """
     plain_run = capture(model, [plain(ids)], {"weights", "values", "neurons"})
     word = plain_run.logits.argmax(-1)
-    scale = unembed.norm_scale(plain_run.resid_final, model.unembedding)
+    scale = model.unembedding.norm.scale(plain_run.resid_final)
     parts = plain_run.resid_pre, plain_run.z, plain_run.ffn_output
     attention, ffn, heads = (x[0] for x in increases_along(model, *parts, scale, word))
     blocks = {"attention": attention, "FFN": ffn}

@@ -185,7 +185,7 @@ def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
     def pieces(ids):
         hf(input_ids=ids, use_cache=False, logits_to_keep=1)
         layers = [[parts[kind, i] for kind in "xzaf"] for i in range(model.n_layers)]
-        return layers, unembed.norm_scale(parts["final"], model.unembedding)[:, None]
+        return layers, model.unembedding.norm.scale(parts["final"])[:, None]
 
     return _per_layer(model, encoded, pieces)
 
@@ -239,7 +239,7 @@ def nnsight(model: Model, encoded: list[Encoded]) -> Work:
                     (x, z, block.attn.c_proj.output[:, -1], block.mlp.c_proj.output[:, -1])
                 )
             final = network.transformer.ln_f.input[:, -1].save()
-        return layers, unembed.norm_scale(final, model.unembedding)[:, None]
+        return layers, model.unembedding.norm.scale(final)[:, None]
 
     return _per_layer(model, encoded, pieces)
 

@@ -7,10 +7,10 @@ from towerlab.model.model import Model
 
 
 def log_prob(model: Model, v, word, norm, scale):
-    unembedding = model.unembedding
-    centred = v - v.mean() if unembedding.centred else v
-    s = (centred.square().mean() + unembedding.eps).sqrt() if norm == "recomputed" else scale
-    return torch.log_softmax(unembedding.weight @ (unembedding.gamma * centred / s), -1)[word]
+    unembedding, final = model.unembedding, model.unembedding.norm
+    centred = v - v.mean() if final.centred else v
+    s = (centred.square().mean() + final.eps).sqrt() if norm == "recomputed" else scale
+    return torch.log_softmax(unembedding.weight @ (final.gain * centred / s), -1)[word]
 
 
 def tensors(rows):

@@ -66,14 +66,13 @@ def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
     """The gate's input is linear in what was written before, with the norm's scale frozen: all
     heads' products plus those of the embedding, FFN blocks and biases are the whole one."""
     from towerlab.model.capture import capture
-    from towerlab.model.query_key import through_norm
 
     encoded = random_prompts(1)
     plain = capture(model, encoded, {"weights", "values", "neurons"})
     vectors = module.head_vectors(model, plain)
     for layer, neuron in ((0, 3), (model.n_layers - 1, 1)):
         x = plain.resid_pre[layer, 0] + (0 if model.parallel else plain.attention_output[layer, 0])
-        whole = through_norm(model.part(layer, "ffn_norm"), x) if model.architecture.ffn_norm else x
+        whole = model.normed(layer, "ffn", x)
         subkey = model.subkeys(layer)[0][0, neuron]
         of_heads = module.from_heads(model, plain, vectors, layer, neuron)
         seen = layer if model.parallel else layer + 1

@@ -64,7 +64,7 @@ def test_a_wrong_row_of_the_table_is_refused(model):
     wrong = replace(
         model, architecture=replace(model.architecture, centred=not model.architecture.centred)
     )
-    refused("our logits", proof.prove, wrong)
+    refused("our logits|the sum of heads", proof.prove, wrong)
     proof.prove(model)
 
 
@@ -115,7 +115,7 @@ def test_the_model_stays_as_it_was_also_after_an_error(model):
 def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm):
     model = tiny("gpt2", torch.float32)
     plain = capture(model, random_prompts(3, lengths=(11,)))
-    scale = unembed.norm_scale(plain.resid_final, model.unembedding)
+    scale = model.unembedding.norm.scale(plain.resid_final)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see
     # to that.
     parts = [t * 400 for t in (plain.resid_pre, plain.z, plain.ffn_output)]

@@ -1,24 +1,24 @@
 """A narrow model's logits: rounded by the model, they tie; ours are unembedded in float32."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import random_prompts, tiny
 from towerlab.model.capture import answer, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, answers
 from towerlab.model.last_position import LastPosition
-from towerlab.model.model import Unembedding, softcapped
+from towerlab.model.model import softcapped
 from towerlab.model.routes import logit_differences
 from towerlab.model.unembed import bs_values
 
 
 def unembedded(model, final):
     """Logits of final residual vectors in float64."""
-    own = model.unembedding
-    wide = Unembedding(
-        *(x.double() if isinstance(x, torch.Tensor) else x for x in vars(own).values())
-    )
+    own, norm = model.unembedding, model.unembedding.norm
+    wide = replace(own, weight=own.weight.double(), norm=replace(norm, gain=norm.gain.double()))
     logits = bs_values(final.double(), wide)
-    for bias in (own.bias, None if own.norm_bias is None else wide.weight @ wide.norm_bias):
+    for bias in (own.bias, None if norm.bias is None else wide.weight @ norm.bias.double()):
         logits = logits if bias is None else logits + bias
     return softcapped(logits, own.softcap)
 

@@ -14,7 +14,6 @@ from towerlab.model.capture import capture
 from towerlab.model.edits import Edit, edited, everywhere, patch_z, zero_ablate
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
-from towerlab.model.unembed import norm_scale
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
 from twotowers.settings import Settings, Template
@@ -94,7 +93,7 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         close(result["again"], plain.logits[0])
         close(result["weights"], plain.weights[:, 0].flatten(1))
         close(result["differences"], head_logit_differences(plain, model).flatten())
-        scale = norm_scale(plain.resid_final, model.unembedding)
+        scale = model.unembedding.norm.scale(plain.resid_final)
         parts = plain.resid_pre, plain.z, plain.ffn_output
         close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
         halved = Edit([(2, 3)], lambda _, head, state: -0.5 * state.z[:, head], everywhere([e]))

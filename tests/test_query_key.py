@@ -20,7 +20,7 @@ def run(model):
 
 def test_a_query_carried_through_w_k_meets_the_input_as_it_meets_the_unturned_key(model, run):
     for layer, stream in enumerate(run[0].stream_inputs):
-        normed = query_key.normed(model, layer, stream)
+        normed = model.normed(layer, "attention", stream)
         query = query_key.queries(model, layer, normed[:, -1])
         keys = query_key.keys(model, layer, normed)
         bias = model.projection(layer, 1)[1]

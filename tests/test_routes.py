@@ -23,7 +23,7 @@ def manual(model, last, heads, sent, route):
     stream, messages = last.plain[0].x[0, 0], 0.0
     for layer in range(model.n_layers):
         (_, attention, own_z), position = last.plain[layer], torch.tensor(last.batch[0].last)
-        read = query_key.normed(model, layer, stream - messages * (not route.queries))
+        read = model.normed(layer, "attention", stream - messages * (not route.queries))
         turn = partial(query_key.rotated, model, layer, positions=position)
         query = turn(query_key.queries(model, layer, read))
         key = turn(query_key.keys(model, layer, read))

@@ -149,7 +149,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     def read(capture: Capture) -> Tensors:
         by_layer = {"x": capture.resid_pre, "z": capture.z, "ffn": capture.ffn_output}
         return {name: x.transpose(0, 1) for name, x in by_layer.items()} | {
-            "scale": unembed.norm_scale(capture.resid_final, model.unembedding),
+            "scale": model.unembedding.norm.scale(capture.resid_final),
             "words": capture.true_ids,
         }
 

@@ -121,7 +121,7 @@ def query_and_keys(
     Returns:
         Queries (batch, head, d_head), and keys (batch, demonstration, kv_head, d_head).
     """
-    x = query_key.normed(model, layer, capture.stream_inputs[layer])
+    x = model.normed(layer, "attention", capture.stream_inputs[layer])
     at_labels = x.take_along_dim(capture.label_positions[..., None], 1)
     return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, at_labels)
 
@@ -226,7 +226,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
             vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
         return {
             "vectors": torch.stack(vectors, 1),
-            "scale": unembed.norm_scale(capture.resid_final, model.unembedding),
+            "scale": model.unembedding.norm.scale(capture.resid_final),
         }
 
     arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
@@ -277,7 +277,7 @@ def carried_query(
     Returns:
         Vectors in the input space of W_K (batch, d_model).
     """
-    normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
+    normed = model.normed(layer, "attention", capture.stream_inputs[layer][:, -1])
     query = query_key.queries(model, layer, normed)[:, head]
     return query_key.query_in_input_space(model, layer, head, query, normed)
 

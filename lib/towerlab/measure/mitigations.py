@@ -172,10 +172,10 @@ def _recency_shortcut(
         layer: int, in_layer: list[int], state: LayerState
     ) -> Float[Tensor, "batch head 1 d_head"]:
         x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
-        inputs = query_key.normed(model, layer, x)
+        inputs = model.normed(layer, "attention", x)
         if part is not None:
-            norm = model.part(layer, "attention_norm")
-            inputs = inputs - model.frozen_norm(norm, x, part.to(x)).to(inputs.dtype)
+            norm = model.norm(model.part(layer, "attention_norm"))
+            inputs = inputs - norm.normalise(part.to(x), norm.scale(x)).to(inputs.dtype)
         position = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
         query, key = (
             query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), position)

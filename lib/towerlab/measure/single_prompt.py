@@ -134,7 +134,7 @@ def _increases_with(
     vectors: Iterable[Float[Tensor, "*vectors d_model"]],
 ) -> Float[Tensor, "start *vectors"]:
     """Return the increases (nats) of the true label by the vectors that are added to each start."""
-    scale = unembed.norm_scale(capture.resid_final, model.unembedding)
+    scale = model.unembedding.norm.scale(capture.resid_final)
 
     def log_prob(rows: Tensor) -> Tensor:
         bs = unembed.bs_values(rows, model.unembedding, scale)
@@ -266,15 +266,15 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
         ranks = unembed.rank(vectors, word.expand(len(vectors), 1), unembedding)[:, 0]
         return numbers, increase.double(), ranks, (products > 0).double().mean()
 
-    scale = unembed.norm_scale(capture.resid_final, unembedding)
+    scale = unembedding.norm.scale(capture.resid_final)
     p = unembed.bs_values(states, unembedding, scale).softmax(-1)
     rows = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
     # The product with a vector is the slope of the log-probability along that vector.
-    slopes = unembed.fold_norm(unembedding, rows) / scale
+    slopes = unembedding.norm.fold(rows) / scale
     numbers, increase, ranks, raising = along(slopes)
     largest, best = increase.topk(min(NEURONS, len(increase)))
     # The product with the word's row is the word's logit, up to the scale of the final norm.
-    word_row = unembed.fold_norm(unembedding, unembedding.weight[word])
+    word_row = unembedding.norm.fold(unembedding.weight[word])
     _, of_candidates, candidate_ranks, _ = along(word_row.expand(model.n_layers, -1))
     return {
         "neuron_layer": numbers[best, 0], "neuron_number": numbers[best, 1],
@@ -299,8 +299,8 @@ def from_heads(
         Inner products (layer, head).
     """
     if model.architecture.ffn_norm:
-        norm = model.part(layer, "ffn_norm")
-        vectors = model.frozen_norm(norm, capture.resid_mid[layer, 0], vectors)
+        norm = model.norm(model.part(layer, "ffn_norm"))
+        vectors = norm.normalise(vectors, norm.scale(capture.resid_mid[layer, 0]))
     subkey = model.subkeys(layer)[0][0, neuron].to(vectors.device)
     out = widen(vectors) @ widen(subkey)
     out[layer if model.parallel else layer + 1 :] = 0  # an FFN also reads its own layer's heads

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from towerlab.model import unembed
 from towerlab.model.attention import Attention, reading_attention, split_call
-from towerlab.model.model import Model, norm_eps, rms, widen
+from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Encoded, Prompts
 
 
@@ -174,7 +174,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
         parts["neurons"] = parts["ffn_out_input"]
     for kind, names in (("attention", ("z", "values")), ("ffn", ("neurons",))):
         if (norm := model.norm_after(0, kind)) is not None:
-            scale = 1 / rms(parts.pop(f"{kind}_before_norm"), norm_eps(norm))
+            scale = 1 / model.norm(norm).scale(parts.pop(f"{kind}_before_norm"))
             for name in parts.keys() & names:
                 x = parts[name]
                 parts[name] = (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
@@ -242,8 +242,8 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
     true, other = widen(
         unembedding.weight[torch.tensor([e.label_pair_ids for e in capture.prompts]).T]
     )
-    rows = unembed.fold_norm(unembedding, true - other)
-    return rows / unembed.norm_scale(capture.resid_final, unembedding).to(rows)[:, None]
+    rows = unembedding.norm.fold(true - other)
+    return rows / unembedding.norm.scale(capture.resid_final).to(rows)[:, None]
 
 
 def label_values(

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.model import Model, widen
-from towerlab.model.unembed import fold_norm, log_sum_exp, norm_scale, prepared
+from towerlab.model.unembed import products
 
 SLAB = 1024  # number of words at a time: values of one layer stay in a processor's second cache
 ON_GPU = 8  # factor of SLAB on a GPU, where starting kernels would cost more than running them
@@ -55,9 +55,9 @@ def increases_along(
         >>> model = load("mini-gpt2")
         >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
         >>> run, words = capture(model, batch), torch.tensor([e.true_id for e in batch])
-        >>> scale = norm_scale(run.resid_final, model.unembedding)
-        >>> of = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
-        >>> [tuple(part.shape) for part in of]
+        >>> scale = model.unembedding.norm.scale(run.resid_final)
+        >>> parts = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
+        >>> [tuple(part.shape) for part in parts]
         [(2, 4), (2, 4), (2, 4, 8)]
 
     Args:
@@ -77,60 +77,65 @@ def increases_along(
     # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
     as_vectors = n_prompts * (model.d_model - d_head) < model.d_model * d_head
     resid_pre, z, ffn = widen(resid_pre), widen(z), widen(ffn)
-    frozen = widen(scale) if norm == "frozen" else None
+    frozen = scale if norm == "frozen" else None
     # Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 /
     # p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish. It
     # overflows where p(w) < e^-88 (float32), and is then computed again with a maximum taken out.
     unembedding, layers = model.unembedding, range(model.n_layers)
-    target = fold_norm(unembedding, unembedding.weight[words])
-    own, shrink, rows = [], [], [resid_pre[0]]
+    final_norm, followed = unembedding.norm, unembedding.norm.fold(unembedding.weight[words])
+    word_values, inverse_scales, rows = [], [], [resid_pre[0]]
     for layer in layers:
-        states, heads, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        of_states = norm_scale(states, unembedding) if frozen is None else frozen
-        shrink.append((1 / of_states).expand(states.shape[:2])[..., None])
-        own.append((states * target).sum(-1, keepdim=True) * shrink[-1])
-        rows += [ffn[layer], bias[None], heads.flatten(0, 1)[: None if as_vectors else 0]]
+        states, vectors, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
+        scales = final_norm.scale(states) if frozen is None else frozen
+        inverse_scales.append((1 / scales).expand(states.shape[:2])[..., None])
+        word_values.append((states * followed).sum(-1, keepdim=True) * inverse_scales[-1])
+        rows += [ffn[layer], bias[None], vectors.flatten(0, 1)[: None if as_vectors else 0]]
     together, sizes = torch.cat(rows), [len(part) for part in rows]
-    sums = torch.zeros_like(torch.stack(own)[..., 0])
+    sums = torch.zeros_like(torch.stack(word_values)[..., 0])
 
     size = SLAB * (1 if together.device.type == "cpu" else ON_GPU)
     for start in range(0, unembedding.vocabulary, size):
-        slab = fold_norm(unembedding, unembedding.weight[start : start + size]).T
+        slab = final_norm.fold(unembedding.weight[start : start + size]).T
         # One large product for all layers is faster than many small ones.
-        before, *products = (together @ slab).split(sizes)
+        before, *projected = (together @ slab).split(sizes)
         for layer in layers:
 
-            def take(states: Any, values: Tensor, out: Tensor | None = None, layer=layer) -> None:
+            def add_exponentials(
+                states: Any, values: Tensor, out: Tensor | None = None, layer=layer
+            ) -> None:
                 """Add the exponentials of the values of some states to their sums."""
-                of = own[layer][states], shrink[layer][states]
-                sums[layer, states] += torch.addcmul(-of[0], values, of[1], out=out).exp_().sum(-1)
+                word_value, inverse = word_values[layer][states], inverse_scales[layer][states]
+                exponents = torch.addcmul(-word_value, values, inverse, out=out)
+                sums[layer, states] += exponents.exp_().sum(-1)
 
-            of_ffn, bias, vectors = products[3 * layer : 3 * layer + 3]
+            ffn_values, bias, head_values = projected[3 * layer : 3 * layer + 3]
             between = before + bias
             if as_vectors:
-                parts = iter([vectors.view(model.n_heads, *before.shape)])
+                parts = iter([head_values.view(model.n_heads, *before.shape)])
             else:
                 factors = model.output_weight(layer).to(slab) @ slab
-                parts = (z[layer][None, :, h] @ of for h, of in enumerate(factors))
-            at = 3
+                parts = (z[layer][None, :, h] @ factor for h, factor in enumerate(factors))
+            first = 3
             for values in parts:
                 between += values[0] if len(values) == 1 else values.sum(0)
                 values += before
-                take(slice(at, at + len(values)), values, out=values)
-                at += len(values)
-            after = between + of_ffn
+                add_exponentials(slice(first, first + len(values)), values, out=values)
+                first += len(values)
+            after = between + ffn_values
             for state, values in enumerate((before, between, after)):
-                take(state, values)
+                add_exponentials(state, values)
             before = after
 
     log_p = -sums.log()
     for layer in sums.isinf().flatten(1).any(1).nonzero()[:, 0].tolist():
         states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        flat = prepared(states, unembedding, frozen).flatten(0, 1)
-        log_p[layer] = own[layer][..., 0] - log_sum_exp(flat, unembedding).view_as(log_p[layer])
-    before, between, after, *_ = states_log_p = log_p.transpose(0, 1)
-    of_heads = states_log_p[3:] - before
-    return (between - before).T, (after - between).T, of_heads.permute(2, 1, 0)
+        normalised = final_norm.normalise(states, frozen).flatten(0, 1)
+        slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
+        total = torch.stack(slabs).logsumexp(0).view_as(log_p[layer])
+        log_p[layer] = word_values[layer][..., 0] - total
+    before, between, after, *_ = log_p.unbind(1)
+    with_head = log_p[:, 3:] - log_p[:, :1]
+    return (between - before).T, (after - between).T, with_head.permute(2, 0, 1)
 
 
 def _states(

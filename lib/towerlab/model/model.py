@@ -33,17 +33,79 @@ from towerlab.prompts.prompt import Encoded, Prompt, Prompts, encode_all
 
 
 @dataclass(frozen=True)
+class Norm:
+    """A LayerNorm or RMSNorm as numbers: `gain * centre(v) / scale(v) + bias`.
+
+    With its scale frozen, a norm without its bias is linear.
+    """
+
+    gain: Float[Tensor, "width"]
+    bias: Float[Tensor, "width"] | None
+    centred: bool
+    eps: float
+
+    def centre(self, v: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """Subtract the mean for LayerNorm; for RMSNorm return v unchanged.
+
+        Args:
+            v: Vectors (*rows, width).
+
+        Returns:
+            Vectors (*rows, width).
+        """
+        return v - v.mean(-1, keepdim=True) if self.centred else v
+
+    def scale(self, v: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Return the scale s at v: `sqrt(mean(centre(v)^2) + eps)`.
+
+        Args:
+            v: Vectors (*rows, width).
+
+        Returns:
+            Scales (*rows,), in at least float32.
+        """
+        return (self.centre(widen(v)).square().mean(-1) + self.eps).sqrt()
+
+    def normalise(
+        self, v: Float[Tensor, "*rows width"], scale: Float[Tensor, "*#rows"] | None = None
+    ) -> Float[Tensor, "*rows width"]:
+        """Return the norm of v without its bias: `gain * centre(v) / s`.
+
+        Args:
+            v: Vectors (*rows, width).
+            scale: Frozen scales (*#rows), or None to compute them from v.
+
+        Returns:
+            Vectors (*rows, width), in at least float32.
+        """
+        scale = self.scale(v) if scale is None else scale
+        v = widen(v)
+        return self.centre(v) * self.gain.to(v) / scale.to(v)[..., None]
+
+    def fold(self, rows: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
+        """Return rows of a matrix with the gain and the centring folded in.
+
+        Then `folded @ v / s` are the products of the rows with `normalise(v)`.
+
+        Args:
+            rows: Rows of a matrix (row, width).
+
+        Returns:
+            Folded rows (row, width), in at least float32.
+        """
+        rows = widen(rows)
+        return self.centre(rows * self.gain.to(rows))
+
+
+@dataclass(frozen=True)
 class Unembedding:
     """The final norm and the unembedding E, kept apart to project vectors with any norm scale."""
 
     weight: Float[Tensor, "vocabulary d_model"]
     bias: Float[Tensor, "vocabulary"] | None
-    gamma: Float[Tensor, "d_model"]
-    norm_bias: Float[Tensor, "d_model"] | None
-    centred: bool
-    eps: float
-    # the model's own logits are softcap * tanh(bs / softcap) (Gemma 2); bs-values are not
-    softcap: float | None = None
+    norm: Norm
+    softcap: float | None
+    """The model's own logits are softcap * tanh(bs / softcap) (Gemma 2); bs-values are not"""
 
     @property
     def vocabulary(self) -> int:
@@ -62,16 +124,19 @@ def _bias(module: nn.Module) -> Tensor | None:
     return None if bias is None else bias.detach()
 
 
-def norm_eps(norm: nn.Module) -> float:
-    """Return the constant that a norm adds to the mean square.
+def apply_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the norm of x, on the device of x.
+
+    Under a device_map the norm may be on another device than captured values.
 
     Args:
-        norm: LayerNorm or RMSNorm.
+        norm: Norm of a model.
+        x: Vectors (*rows, width).
 
     Returns:
-        The constant, under the attribute name `eps` or `variance_epsilon`.
+        Normalised vectors (*rows, width).
     """
-    return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return norm(x.to(norm.weight.device)).to(x.device)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -97,19 +162,6 @@ def softcapped(x: Tensor, softcap: float | None) -> Tensor:
         Values of the shape of `x`.
     """
     return x if softcap is None else softcap * (x / softcap).tanh()
-
-
-def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
-    """Return the root mean square by which RMSNorm divides, in at least float32.
-
-    Args:
-        v: Vectors (*rows, width).
-        eps: Constant of the norm.
-
-    Returns:
-        Scales (*rows,).
-    """
-    return (widen(v).square().mean(-1) + eps).sqrt()
 
 
 @dataclass(repr=False)
@@ -199,17 +251,12 @@ class Model:
 
     @cached_property
     def unembedding(self) -> Unembedding:
-        """Final norm and unembedding, on the device of the unembedding."""
-        head, norm = self.hf.get_output_embeddings(), self.final_norm
-        # Tied to the embeddings, it may be on another device than the final norm (device_map).
-        here = head.weight.device
+        """Final norm and unembedding, whose matrix may be tied to the embeddings."""
+        head = self.hf.get_output_embeddings()
         return Unembedding(
             head.weight.detach(),
             _bias(head),
-            self.norm_gain(norm).to(here),
-            None if (shift := _bias(norm)) is None else shift.to(here),
-            self.architecture.centred,
-            norm_eps(norm),
+            self.norm(self.final_norm),
             getattr(self.config, "final_logit_softcapping", None),
         )
 
@@ -253,35 +300,39 @@ class Model:
             :, -1
         ]
 
-    def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
-        """Return the factor of a norm: its weight, or 1 + weight for Gemma.
+    def norm(self, module: nn.Module) -> Norm:
+        """Return a norm as numbers.
+
+        The gain is the weight of the norm, or 1 + weight for Gemma.
 
         Args:
-            norm: Norm of this model.
+            module: LayerNorm or RMSNorm of this model.
 
         Returns:
-            Factor (width,). For Gemma it is in at least float32, as in Gemma itself.
+            The norm. Gemma's gain is in at least float32, as in Gemma itself.
         """
-        weight, gain = norm.weight.detach(), self.architecture.gain
-        return widen(weight) + gain if gain else weight
+        weight, added = module.weight.detach(), self.architecture.gain
+        gain = widen(weight) + added if added else weight
+        eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        return Norm(gain, _bias(module), self.architecture.centred, eps)
 
-    def frozen_norm(
-        self, norm: nn.Module, x: Float[Tensor, "*#rows width"], v: Float[Tensor, "*rows width"]
-    ) -> Float[Tensor, "*rows width"]:
-        """Return v after a norm whose scale is frozen at x, without its bias: linear in v.
+    def normed(
+        self, layer: int, block: str, x: Float[Tensor, "*rows d_model"]
+    ) -> Float[Tensor, "*rows d_model"]:
+        """Return the input of the maps of a block: its norm of the residual stream.
+
+        The maps are W_Q, W_K and W_V, or fc1.
 
         Args:
-            norm: Norm of this model.
-            x: Vectors that set the scale (*#rows, width).
-            v: Vectors to normalise (*rows, width).
+            layer: Layer of the block.
+            block: "attention" or "ffn".
+            x: Residual stream that the block reads (*rows, d_model).
 
         Returns:
-            Vectors (*rows, width), in at least float32.
+            Normalised vectors (*rows, d_model), or x itself if the block has no norm (OLMo 2).
         """
-        x, v = widen(x), widen(v)
-        if self.architecture.centred:
-            x, v = (of - of.mean(-1, keepdim=True) for of in (x, v))
-        return v * self.norm_gain(norm).to(v) / rms(x, norm_eps(norm)).to(v)[..., None]
+        path = getattr(self.architecture, f"{block}_norm")
+        return apply_norm(self.part(layer, path), x) if path else x
 
     def part(self, layer: int, path: str) -> nn.Module:
         """Return a module inside a block.
@@ -313,7 +364,7 @@ class Model:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
         matrix = _matrix_of(self.part(layer, f"{block}_out")).detach().T
         norm = self.norm_after(layer, block)
-        return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
+        return matrix if norm is None else (matrix * self.norm(norm).gain).to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Return W_O^h of every head of a layer.

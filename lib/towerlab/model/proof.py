@@ -110,7 +110,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         values = model.for_query_heads(capture.values[layer])
         z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
         compare("the sum of positions", z, capture.z[layer])
-        normed = query_key.normed(model, layer, capture.stream_inputs[layer])
+        normed = model.normed(layer, "attention", capture.stream_inputs[layer])
         # not masked
         scores = query_key.last_scores(model, layer, normed, places)
         inside = capture.scores[layer].isfinite()
@@ -119,10 +119,9 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         compare("the sum of neurons", _plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer])
         coefficients = _coefficients(model, layer, capture)
         compare("a product with a subkey", coefficients, capture.ffn_out_input[layer])
-    scale = unembed.norm_scale(capture.resid_final, unembedding)
-    logits = unembed.bs_values(capture.resid_final, unembedding, scale)
-    if unembedding.norm_bias is not None:
-        logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
+    logits = unembed.bs_values(capture.resid_final, unembedding)
+    if (bias := unembedding.norm.bias) is not None:
+        logits = logits + (bias.to(model.device) @ unembedding.weight.T).to(logits.dtype)
     logits = softcapped(_plus(logits, unembedding.bias), unembedding.softcap)
     compare("our logits", logits, capture.own_logits)
     return errors
@@ -130,10 +129,8 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
 
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Return the coefficients of all neurons of a layer, from the stream before its FFN."""
-    x, (key, bias) = capture.resid_mid[layer], model.subkeys(layer)
-    if model.architecture.ffn_norm:
-        x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
-    first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
+    x, (subkeys, bias) = model.normed(layer, "ffn", capture.resid_mid[layer]), model.subkeys(layer)
+    first, *second = _plus(torch.einsum("bd,mnd->bmn", x, subkeys.to(x)), bias).unbind(1)
     return model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
 
 

@@ -7,7 +7,7 @@
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> from towerlab.model.capture import capture
     >>> run = capture(model, batch, {"streams", "weights"})
-    >>> x, places = normed(model, 2, run.stream_inputs[2]), torch.arange(14)  # input of W_Q and W_K
+    >>> x, places = model.normed(2, "attention", run.stream_inputs[2]), torch.arange(14)
     >>> torch.allclose(last_scores(model, 2, x, places), run.scores[2], atol=1e-3)
     True
 
@@ -28,45 +28,10 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from towerlab.model.attention import products
-from towerlab.model.model import Model, norm_eps, rms
-
-
-def normed(
-    model: Model, layer: int, x: Float[Tensor, "*rows d_model"]
-) -> Float[Tensor, "*rows d_model"]:
-    """Return the input of W_Q, W_K and W_V: the attention norm of the layer's input.
-
-    Args:
-        model: Any model.
-        layer: Layer of the attention.
-        x: Input of the layer (*rows, d_model), such as `capture.stream_inputs[layer]`.
-
-    Returns:
-        Normalised vectors (*rows, d_model), or x itself if the layer has no such norm (OLMo 2).
-    """
-    return (
-        through_norm(model.part(layer, "attention_norm"), x)
-        if model.architecture.attention_norm
-        else x
-    )
-
-
-def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the norm of x, on the device of x.
-
-    Under a device_map the norm may be on another device than captured values.
-
-    Args:
-        norm: Norm of a model.
-        x: Vectors (*rows, width).
-
-    Returns:
-        Normalised vectors (*rows, width).
-    """
-    return norm(x.to(norm.weight.device)).to(x.device)
+from towerlab.model.model import Model, apply_norm
 
 
 def queries(
@@ -120,7 +85,7 @@ def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
         return v
     norm = model.part(layer, "attention").get_submodule(name)
     together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
-    return through_norm(norm, together).reshape(v.shape)
+    return apply_norm(norm, together).reshape(v.shape)
 
 
 def rotated(
@@ -222,10 +187,10 @@ def query_in_input_space(
     """
     weight, kv_head = model.projection(layer, 1)[0], model.value_head(head)
     if name := model.architecture.head_norms[1]:
-        norm = model.part(layer, "attention").get_submodule(name)
-        gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
+        norm = model.norm(model.part(layer, "attention").get_submodule(name))
+        gain = norm.gain.unflatten(0, (-1, model.d_head))
         together = len(gain) > 1  # one norm of all heads, or of each by itself
         key = _through(*model.projection(layer, 1), normed)
-        scale = rms(key.flatten(-2) if together else key[:, kv_head], norm_eps(norm))
+        scale = norm.scale(key.flatten(-2) if together else key[:, kv_head])
         query = query * gain[kv_head if together else 0].to(query) / scale[:, None]
     return query @ weight[kv_head].to(query)

@@ -31,7 +31,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from towerlab.model import query_key
 from towerlab.model.attention import split_call
 from towerlab.model.edits import Edit
 from towerlab.model.last_position import LastPosition
@@ -122,16 +121,14 @@ def _hiding(
 
     def attention(_, args, kwargs):
         states, args, kwargs = split_call(args, kwargs)
-        return (query_key.normed(model, layer, x - from_queries).to(states), *args), kwargs
+        return (model.normed(layer, "attention", x - from_queries).to(states), *args), kwargs
 
     def keep_middle(_, args, output) -> None:
         if not model.parallel:
             middle[0] = x + output
 
     def mlp(_, args):
-        state = middle[0] - from_mlps
-        if model.architecture.ffn_norm:
-            state = query_key.through_norm(model.part(layer, "ffn_norm"), state)
+        state = model.normed(layer, "ffn", middle[0] - from_mlps)
         # Some models flatten batch and position before their FFN.
         return (state.reshape(args[0].shape).to(args[0]), *args[1:])
 

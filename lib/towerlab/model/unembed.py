@@ -1,6 +1,7 @@
 """Vectors projected to the vocabulary: bs-values, log-probabilities, ranks and top words.
 
-    >>> E = Unembedding(torch.eye(3), None, torch.ones(3), None, False, 0.0)
+    >>> from towerlab.model.model import Norm
+    >>> E = Unembedding(torch.eye(3), None, Norm(torch.ones(3), None, False, 0.0), None)
     >>> v = torch.tensor([[3.0, 1.0, 2.0]])
     >>> rank(v, torch.tensor([[1, 0]]), E), top_words(v, 2, E, None, torch.tensor([0]))[1]
     (tensor([[3, 1]]), tensor([[2, 1]]))
@@ -25,61 +26,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.model import Model, Unembedding, rms, softcapped, widen
+from towerlab.model.model import Model, Unembedding, apply_norm, softcapped, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # number of words projected at a time
 ROWS = 4096  # number of vectors ranked at a time
-
-
-def centre(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
-) -> Float[Tensor, "*rows d_model"]:
-    """Subtract the mean for LayerNorm; for RMSNorm return v unchanged.
-
-    Args:
-        v: Vectors (*rows, d_model).
-        unembedding: Unembedding of the model.
-
-    Returns:
-        Vectors (*rows, d_model).
-    """
-    return v - v.mean(-1, keepdim=True) if unembedding.centred else v
-
-
-def norm_scale(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
-) -> Float[Tensor, "*rows"]:
-    """Return the scale s of the final norm at v: `sqrt(mean(centre(v)^2) + eps)`.
-
-    Args:
-        v: Vectors (*rows, d_model).
-        unembedding: Unembedding of the model.
-
-    Returns:
-        Scales (*rows,), in at least float32.
-    """
-    return rms(centre(widen(v), unembedding), unembedding.eps)
-
-
-def prepared(
-    v: Float[Tensor, "*rows d_model"],
-    unembedding: Unembedding,
-    scale: Float[Tensor, "*#rows"] | None = None,
-) -> Float[Tensor, "*rows d_model"]:
-    """Return the vector whose product with E is bs(v): `gamma * centre(v) / s`.
-
-    Args:
-        v: Vectors (*rows, d_model).
-        unembedding: Unembedding of the model.
-        scale: Frozen scales (*#rows), or None to recompute them from v.
-
-    Returns:
-        Vectors (*rows, d_model), in at least float32.
-    """
-    v = widen(v)
-    s = norm_scale(v, unembedding) if scale is None else scale.to(v.dtype)
-    return centre(v, unembedding) * unembedding.gamma.to(v.dtype) / s[..., None]
 
 
 def bs_values(
@@ -99,25 +50,7 @@ def bs_values(
     Returns:
         bs-values (nats; *rows, vocabulary).
     """
-    return prepared(v, unembedding, scale) @ widen(unembedding.weight).T
-
-
-def fold_norm(
-    unembedding: Unembedding, rows: Float[Tensor, "word d_model"]
-) -> Float[Tensor, "word d_model"]:
-    """Return rows of E with the norm's weight and centring folded in.
-
-    Then `folded @ v / s` are the bs-values of v.
-
-    Args:
-        unembedding: Unembedding of the model.
-        rows: Rows of E (word, d_model).
-
-    Returns:
-        Folded rows (word, d_model), in at least float32.
-    """
-    rows = widen(rows)
-    return centre(rows * unembedding.gamma.to(rows.dtype), unembedding)
+    return unembedding.norm.normalise(v, scale) @ widen(unembedding.weight).T
 
 
 def products(
@@ -128,7 +61,7 @@ def products(
     """Yield the products of vectors with the rows of E, for SLAB words at a time.
 
     Args:
-        rows: Vectors (row, d) from `prepared`, or vectors that fit the result of `read`.
+        rows: Vectors (row, d) from `Norm.normalise`, or vectors that fit the result of `read`.
         unembedding: Unembedding of the model.
         read: Function that is applied to rows of E before the product.
 
@@ -138,22 +71,6 @@ def products(
     ids = torch.arange(unembedding.vocabulary, device=rows.device)
     for words, slab in zip(ids.split(SLAB), unembedding.weight.split(SLAB), strict=True):
         yield words, rows @ read(widen(slab)).T
-
-
-def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
-    """Return the log-sum-exp of `E p` over the vocabulary.
-
-    Each slab's maximum is taken out first.
-
-    Args:
-        p: Vectors (row, d_model) from `prepared`.
-        unembedding: Unembedding of the model.
-
-    Returns:
-        Log-sum-exp (nats; row).
-    """
-    parts = [product.logsumexp(-1) for _, product in products(p, unembedding)]
-    return torch.stack(parts).logsumexp(0)
 
 
 def rank(
@@ -182,7 +99,7 @@ def rank(
         v, through = v @ through.to(v), None
 
     def read(words: Tensor) -> Tensor:
-        folded = fold_norm(unembedding, words)
+        folded = unembedding.norm.fold(words)
         return folded if through is None else folded @ through.to(folded).T
 
     ranks = torch.ones_like(words)
@@ -218,7 +135,7 @@ def top_words(
     Returns:
         bs-values (nats; *rows, k) and ids of the words (*rows, k).
     """
-    p = prepared(v, unembedding, scale)
+    p = unembedding.norm.normalise(v, scale)
     mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
     mask[without.to(p.device)] = True
     k = min(k, int((~mask).sum()))
@@ -246,11 +163,10 @@ def final_normed(
     Returns:
         Vectors (*rows, d_model): from the model's own norm, or in float32 if the model is narrower.
     """
-    unembedding = model.unembedding
-    if is_narrow(model):
-        p = prepared(final.to(model.device), unembedding)
-        return p if unembedding.norm_bias is None else p + unembedding.norm_bias
-    return model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(model.device)
+    norm, final = model.unembedding.norm, final.to(model.device)
+    if not is_narrow(model):
+        return apply_norm(model.final_norm, final)
+    return norm.normalise(final) + (0 if norm.bias is None else norm.bias.to(final.device))
 
 
 def final_logits(
