@@ -3,7 +3,7 @@
 from collections import Counter
 
 from towerlab.prompts import variants
-from towerlab.prompts.blocks import about, draw_blocks
+from towerlab.prompts.blocks import draw_blocks, prompt_coordinates
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.settings import Template
 
@@ -38,7 +38,7 @@ def test_by_hand():
 def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     prompts = draw_blocks(6, Template(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
     variants_of = variants.factorial(prompts, variants.patterns(prompts[0]))
-    columns = about(variants_of)
+    columns = prompt_coordinates(variants_of)
     cells = Counter(
         zip(
             *(
@@ -53,4 +53,4 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
         labels = {d.cls: d.label for d in prompt.demonstrations}
         assert labels[prompt.query_class] == prompt.true_label and prompt.query not in texts(prompt)
     few = variants.factorial(prompts, ["FFTT", "TTFF"])
-    assert set(about(few)["order"][1]) == {"FFTT", "TTFF"} and len(few) == 48
+    assert set(prompt_coordinates(few)["order"][1]) == {"FFTT", "TTFF"} and len(few) == 48

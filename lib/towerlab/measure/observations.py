@@ -3,8 +3,9 @@
     arrays = read_prompts("heads", model, encoded, {"weights"}, read)      # name -> (prompt, ...)
     data = observations("heads", encoded, arrays)
 
-A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are listed
-in data/variables.csv; here the prompt is the first. `pipeline.save` writes a dataset to its file.
+A prompt's properties are coordinates (`prompts.blocks.prompt_coordinates`). The dimensions of
+arrays are listed in data/variables.csv; here the prompt is the first. `pipeline.save` writes a
+dataset to its file.
 
     >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
     >>> {name: array.dims for name, array in with_dims("head_effects", arrays).items()}
@@ -29,7 +30,7 @@ from towerlab.model.capture import Capture, capture, label_log_probs
 from towerlab.model.model import Model
 from towerlab.model.proof import WIDER
 from towerlab.progress import progress
-from towerlab.prompts.blocks import about
+from towerlab.prompts.blocks import prompt_coordinates
 from towerlab.prompts.prompt import Prompts, batches
 
 ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "top_answer")
@@ -58,7 +59,7 @@ def observations(
         The dataset.
     """
     data = xr.Dataset(with_dims(measurement, arrays))
-    of_prompts = about([e.prompt for e in encoded])
+    of_prompts = prompt_coordinates([e.prompt for e in encoded])
     if "demonstration" not in data.dims:
         of_prompts.pop("is_true_label", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}

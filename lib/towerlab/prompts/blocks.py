@@ -14,6 +14,7 @@ the effect of the texts (the *choice*), and a preference for one label word canc
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -61,7 +62,7 @@ def class_words() -> Mapping[str, list[str]]:
         Class -> words, in the order of words.csv.
     """
     of_one_class = words().drop_duplicates("word", keep=False)
-    return {cls: list(of) for cls, of in of_one_class.groupby("cls")["word"]}
+    return of_one_class.groupby("cls")["word"].agg(list).to_dict()
 
 
 def draw_blocks(
@@ -95,32 +96,30 @@ def draw_blocks(
     """
     pairs, label_pairs = pairs or class_pairs(), label_pairs or read_label_pairs()
     texts = texts or class_words()
-    taken = {*"/".join([*label_pairs, *(pairs if OWN_NAMES in label_pairs else ())]).split("/")}
+    labels = {*"/".join([*label_pairs, *(pairs if OWN_NAMES in label_pairs else ())]).split("/")}
     for name in {*"/".join(pairs).split("/")}:
         if name not in texts:
             raise TwoTowersError(
                 f"unknown class '{name}': expected one of {', '.join(sorted(texts))}"
             )
-        if (n_texts := len({*texts[name]} - taken)) < template.k + 2:
+        if (n_texts := len({*texts[name]} - labels)) < template.k + 2:
             raise TwoTowersError(
                 f"too few texts of the class '{name}': expected {template.k + 2} that are no "
                 f"labels, got {n_texts}; choose a smaller k, or add texts"
             )
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), template.k])
-    rounds = -(-n // len(pairs))
-    turns = [
-        np.ravel([rng.permutation(len(label_pairs)) for _ in range(-(-rounds // len(label_pairs)))])
+    turns = math.ceil(n / len(pairs))  # of each class pair
+    label_turns = [
+        np.ravel([rng.permutation(label_pairs) for _ in range(math.ceil(turns / len(label_pairs)))])
         for _ in pairs
     ]
-    class_turns = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
+    query_turns = [rng.permuted(np.arange(turns) % 2) for _ in pairs]
     prompts = []
     for block in range(n):
-        turn, at = divmod(block, len(pairs))
-        classes = pairs[at].split("/")
-        label_pair = label_pairs[turns[at][turn]]
-        words = classes if label_pair == OWN_NAMES else label_pair.split("/")
-        asked = int(class_turns[at][turn])
-        prompts += _block(block, pairs[at], tuple(words), asked, template, texts, rng)
+        turn, i = divmod(block, len(pairs))
+        label_pair, query_class = label_turns[i][turn], query_turns[i][turn]
+        block_labels = tuple((pairs[i] if label_pair == OWN_NAMES else label_pair).split("/"))
+        prompts += _block(block, pairs[i], block_labels, query_class, template, texts, rng)
     return prompts
 
 
@@ -128,30 +127,36 @@ def _block(
     block: int,
     pair: str,
     labels: tuple[str, ...],
-    asked: int,
+    query_class: int,
     template: Template,
     texts: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> list[Prompt]:
-    """Return the prompts of one block, whose query is of the class `asked` (0 or 1) of the pair."""
-    classes, out = pair.split("/"), []
-    own, other = classes[asked], classes[1 - asked]
+    """Return the prompts of one block; `query_class` is 0 or 1, for the class of the pair."""
+    classes, prompts = pair.split("/"), []
+    true, false = classes[query_class], classes[1 - query_class]
     # A class may have its own name among its texts.
-    pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))
-    true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
+    pools = {cls: [text for text in texts[cls] if text not in labels] for cls in (true, false)}
+    drawn = {cls: rng.permutation(np.array(pool, object)).tolist() for cls, pool in pools.items()}
     order = rng.permuted(np.arange(2 * template.k) % 2).astype(bool)
     for assignment in (labels, labels[::-1]):
         label = dict(zip(classes, assignment, strict=True))
         for is_true in (order, ~order):
-            texts_of = {own: iter(true), other: iter(false)}
-            shown = [own if of_own else other for of_own in is_true]
-            demonstrations = [Demonstration(next(texts_of[cls]), label[cls], cls) for cls in shown]
-            of_pair = own, pair, SEPARATORS[template.separator], block
-            out.append(Prompt(demonstrations, true[template.k], label[own], labels, *of_pair))
-    return out
+            unused = {cls: iter(drawn[cls]) for cls in classes}
+            demonstrations = [
+                Demonstration(next(unused[cls]), label[cls], cls)
+                for cls in np.where(is_true, true, false).tolist()
+            ]
+            query, separator = drawn[true][template.k], SEPARATORS[template.separator]
+            prompts.append(
+                Prompt(demonstrations, query, label[true], labels, true, pair, separator, block)
+            )
+    return prompts
 
 
-def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
+def prompt_coordinates(
+    prompts: Sequence[Prompt],
+) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
     """Return the properties of prompts, as coordinates of a measurement.
 
     Args:
@@ -172,10 +177,11 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
             "true_first": p.true_label == p.labels[0], "order": p.order, "text": p.text,
         } for p in prompts
     ]  # fmt: skip
-    out: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
+    columns: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
     if len({len(p.demonstrations) for p in prompts}) == 1:
-        out["is_true_label"] = (("prompt", "demonstration"), np.array([p.is_true for p in prompts]))
-    return out
+        is_true = np.array([p.is_true for p in prompts])
+        columns["is_true_label"] = ("prompt", "demonstration"), is_true
+    return columns
 
 
 def donors_of(encoded: Prompts) -> dict[str, list[int]]:
@@ -208,16 +214,16 @@ def texts_of_one_length(
     Returns:
         Class -> texts, without the pairs in which a class has fewer than k + 2 texts.
     """
-    out = {}
+    selected = {}
     for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, template) for cls in pair.split("/")}
-        counts = [Counter(of_text.values()) for of_text in lengths.values()]
-        scarcer = counts[0] & counts[1]  # in the class with fewer texts
+        first, second = (Counter(length_of.values()) for length_of in lengths.values())
+        scarcer = first & second  # in the class with fewer texts
         length = max(sorted(scarcer), key=scarcer.__getitem__, default=(0, 0))
         if scarcer[length] >= template.k + 2:
-            for cls, of_text in lengths.items():
-                out[cls] = [text for text in of_text if of_text[text] == length]
-    return out
+            for cls, length_of in lengths.items():
+                selected[cls] = [text for text in length_of if length_of[text] == length]
+    return selected
 
 
 def _lengths(texts: Sequence[str], tokenizer, template: Template) -> dict[str, tuple[int, int]]:

@@ -71,16 +71,16 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
             pair: {cls: texts[cls] for cls in pair.split("/")}
             for pair in sentences.class_pairs(suite)
         }
-    out, why = {}, ""
+    sets, reason = {}, ""
     for name, file in PUBLISHED.items():
         try:
-            out[name] = sentences.set_texts(file)
+            sets[name] = sentences.set_texts(file)
         except TwoTowersError as error:
-            why = str(error)
-            say(f"{name} is left out: {error}")
-    if not out:
-        raise Unavailable(f"missing published sets of sentences: {why}")
-    return out
+            reason = f"{name} is left out: {error}"
+            say(reason)
+    if not sets:
+        raise Unavailable(f"missing published sets of sentences: {reason}")
+    return sets
 
 
 def paper_prompts(
@@ -101,33 +101,28 @@ def paper_prompts(
     Returns:
         Prompts 0 to n - 1 of the set.
     """
-    halves = {
-        cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()]))
-        for cls, of in (texts or {}).items()
-    }
+    halves = {}
+    for cls, class_texts in (texts or {}).items():
+        rng = np.random.default_rng([seed, _SEED, *cls.encode()])
+        mixed = rng.permutation(np.array(class_texts, object)).tolist()
+        halves[cls] = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
     return [_draw(name, i, seed, halves) for i in range(n)]
-
-
-def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Return the texts of demonstrations, and the texts of queries."""
-    mixed = list(rng.permutation(np.array(texts, dtype=object)))
-    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
 def _draw(
     name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]
 ) -> Prompt:
-    """Return one prompt of a set."""
+    """Return one prompt of a set; `halves` are each class's texts of demonstrations and queries."""
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
     pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
-    own, other = (
-        rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object))
+    true_texts, false_texts = (
+        rng.permutation(np.array([text for text in pool if text not in LABELS], object))
         for pool in pools
     )
-    demonstrations = [Demonstration(text, LABELS[1], false) for text in other[:K]]
-    demonstrations += [Demonstration(text, LABELS[0], true) for text in own[:K]]
-    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[K]
+    demonstrations = [Demonstration(text, LABELS[1], false) for text in false_texts[:K]]
+    demonstrations += [Demonstration(text, LABELS[0], true) for text in true_texts[:K]]
+    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else true_texts[K]
     return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
 
@@ -137,11 +132,10 @@ def _other_query(prompt: Prompt) -> Prompt:
     The prediction flips (EMNLP tables 5 and 6, as summarised).
     """
     cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
-    used = {d.text for d in prompt.demonstrations} | set(LABELS)
-    free = [word for word in class_words()[cls] if word not in used]
-    return with_query(
-        prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls
-    )
+    used = {*LABELS, *(d.text for d in prompt.demonstrations)}
+    unused = [word for word in class_words()[cls] if word not in used]
+    i = np.random.default_rng([_SEED, prompt.block]).integers(len(unused))
+    return with_query(prompt, unused[i], cls)
 
 
 ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}

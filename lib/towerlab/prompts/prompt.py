@@ -62,7 +62,7 @@ class Prompt:
     @property
     def text(self) -> str:
         """Text such as 'love : bar eight : foo one :', without a space at the end."""
-        return _lay_out(self).text
+        return _text_and_spans(self)[0]
 
     @property
     def is_true(self) -> tuple[bool, ...]:
@@ -75,25 +75,21 @@ class Prompt:
         return "".join("FT"[true] for true in self.is_true)
 
 
-class _Layout(NamedTuple):
-    """The text of a prompt with the character spans of its parts."""
+def _text_and_spans(prompt: Prompt) -> tuple[str, list[Span]]:
+    """Return the text of a prompt, and the character spans of its parts.
 
-    text: str
-    texts: list[Span]
-    labels: list[Span]
-    query: Span
-
-
-def _lay_out(prompt: Prompt) -> _Layout:
-    """Return the text of a prompt with the character spans of its parts."""
-    text, texts, labels = "", [], []
-    for d in prompt.demonstrations:
-        texts.append((len(text), len(text) + len(d.text)))
-        text += f"{d.text} : {d.label}"
-        labels.append((len(text) - len(d.label), len(text)))
-        text += prompt.separator
-    query = len(text), len(text) + len(prompt.query)
-    return _Layout(f"{text}{prompt.query} :", texts, labels, query)
+    The parts are the text and the label of each demonstration in turn, and the query.
+    """
+    text, spans = "", []
+    parts = [
+        part
+        for d in prompt.demonstrations
+        for part in ((d.text, " : "), (d.label, prompt.separator))
+    ]
+    for part, end in (*parts, (prompt.query, " :")):
+        spans.append((len(text), len(text) + len(part)))
+        text += part + end
+    return text, spans
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,11 @@ def encode_all(
     texts = [
         f"{p.text}{end}" for p in prompts for end in ("", *(f" {label}" for label in p.labels))
     ]
-    tokens = _tokenise(texts, tokenizer)
+    batch = tokenizer(texts, return_offsets_mapping=True, verbose=False)
+    tokens = (
+        _Tokens(ids, [start for start, _ in offsets], [end for _, end in offsets])
+        for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+    )
     return [
         _encode(prompt, [next(tokens) for _ in ("", *prompt.labels)], tokenizer, max_length)
         for prompt in prompts
@@ -179,39 +179,25 @@ class _Tokens(NamedTuple):
     """Token ids of a text, with the character offsets of each token."""
 
     ids: list[int]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-
-
-def _tokenise(texts: list[str], tokenizer: Any) -> Iterator[_Tokens]:
-    """Yield the tokens of each text."""
-    batch = tokenizer(
-        texts,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        padding=False,
-        truncation=False,
-        verbose=False,
-    )
-    for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-        yield _Tokens(ids, *(zip(*offsets, strict=True) if offsets else ((), ())))
+    starts: list[int]
+    ends: list[int]
 
 
 def _encode(
     prompt: Prompt, tokens: list[_Tokens], tokenizer: Any, max_length: int | None
 ) -> Encoded:
     """Encode one prompt from its tokens, and its tokens with each label appended."""
-    (run, *ends), layout = tokens, _lay_out(prompt)
-    text, n, size = layout.text, len(run.ids), len(layout.text)
+    (own, *with_labels), (text, parts) = tokens, _text_and_spans(prompt)
+    n, size = len(own.ids), len(text)
 
     def check(valid: bool, problem: str, remedy: str = "choose another label") -> None:
         if not valid:
-            excerpt = text if size <= 60 else f"{text[:30]} ... {text[-25:]}"
-            raise TwoTowersError(f"cannot use the prompt {excerpt!r}: {problem}; {remedy}")
+            raise TwoTowersError(f"cannot use the prompt {text[:60]!r}: {problem}; {remedy}")
 
-    for token in map(str, tokenizer.all_special_tokens):
+    every_text = "\n".join((text, *prompt.labels))
+    for token in tokenizer.all_special_tokens:
         check(
-            not any(token in part for part in (text, *prompt.labels)),
+            token not in every_text,
             f"it contains the special token '{token}'",
             "remove it from texts and labels",
         )
@@ -222,49 +208,55 @@ def _encode(
     )
     # The last token must be only the final ':', or no position could be trusted.
     check(
-        n > 0 and run.starts[-1] < size == run.ends[-1],
+        n > 0 and own.starts[-1] < size == own.ends[-1],
         "the tokenizer adds a token after the final ':'",
         "load it with add_eos_token=False",
     )
     check(
-        run.starts[-1] >= size - 2,
+        own.starts[-1] >= size - 2,
         "the tokenizer merges the final ':' with the text before it",
         "change the end of the query",
     )
     check(
-        [*run.starts] == sorted(run.starts) and [*run.ends] == sorted(run.ends),
+        own.starts == sorted(own.starts) and own.ends == sorted(own.ends),
         "the tokenizer's offsets do not increase along the text",
         "use another tokenizer",
     )
     label_ids = {}
-    for label, end in zip(prompt.labels, ends, strict=True):
+    for label, appended in zip(prompt.labels, with_labels, strict=True):
         check(
-            end.ids[:n] == run.ids and len(end.ids) > n,
+            appended.ids[:n] == own.ids and len(appended.ids) > n,
             f"the label '{label}' changes the tokens before it",
         )
         check(
-            end.ends[n] > size + 1,
+            appended.ends[n] > size + 1,
             f"the label '{label}' begins with a token that is only a space",
             "choose a label that is in the vocabulary with its space",
         )
-        check(end.ids[n] != tokenizer.unk_token_id, f"the label '{label}' is not in the vocabulary")
-        label_ids[label] = end.ids[n]
+        label_ids[label] = appended.ids[n]
+        check(
+            label_ids[label] != tokenizer.unk_token_id,
+            f"the label '{label}' is not in the vocabulary",
+        )
     check(
         len(set(label_ids.values())) == len(label_ids),
         f"the labels {', '.join(prompt.labels)} begin with the same token",
         "choose labels with different first tokens",
     )
     positions, spans = [], []
-    for d, (start, stop) in zip(prompt.demonstrations, layout.labels, strict=True):
-        at = bisect_right(run.ends, start)
+    for d, (start, stop) in zip(prompt.demonstrations, parts[1::2], strict=True):
+        position = bisect_right(own.ends, start)
         check(
-            run.starts[at] >= start - 1 and run.ends[at] <= stop,
+            own.starts[position] >= start - 1 and own.ends[position] <= stop,
             f"the label '{d.label}' merges with its neighbours",
         )
-        check(run.ids[at] == label_ids[d.label], f"the label '{d.label}' has several tokenisations")
-        positions.append(at)
-    for start, stop in (*layout.texts, layout.query):
-        span = bisect_right(run.ends, start), bisect_left(run.starts, stop)
+        check(
+            own.ids[position] == label_ids[d.label],
+            f"the label '{d.label}' has several tokenisations",
+        )
+        positions.append(position)
+    for start, stop in parts[::2]:
+        span = bisect_right(own.ends, start), bisect_left(own.starts, stop)
         check(
             span[0] < span[1],
             f"the tokenizer has no token for the text {text[start:stop]!r}",
@@ -272,7 +264,7 @@ def _encode(
         )
         spans.append(span)
     return Encoded(
-        prompt, tuple(run.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
+        prompt, tuple(own.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
     )
 
 
@@ -289,11 +281,11 @@ def batches(encoded: Prompts, max_tokens: int = 4096) -> Iterator[tuple[list[int
     Yields:
         Indices into `encoded`, and the prompts of these indices.
     """
-    groups: dict[int, list[int]] = {}
+    by_length: dict[int, list[int]] = {}
     for index, e in enumerate(encoded):
-        groups.setdefault(len(e.ids), []).append(index)
-    for length, group in groups.items():
+        by_length.setdefault(len(e.ids), []).append(index)
+    for length, indices in by_length.items():
         size = max(1, max_tokens // length)
-        for first in range(0, len(group), size):
-            rows = group[first : first + size]
-            yield rows, [encoded[i] for i in rows]
+        for first in range(0, len(indices), size):
+            some = indices[first : first + size]
+            yield some, [encoded[i] for i in some]

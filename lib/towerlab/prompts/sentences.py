@@ -89,8 +89,8 @@ def class_pairs(suite: str) -> tuple[str, ...]:
         return PAIRS
     classes = [*class_texts(suite)]
     if not classes or len(classes) % 2:
-        what = f"expected an even number of classes, got {len(classes)} ({', '.join(classes)})"
-        raise unreadable(data_folder() / "sentences" / "own.csv", what)
+        fault = f"expected an even number of classes, got {len(classes)} ({', '.join(classes)})"
+        raise unreadable(data_folder() / "sentences" / "own.csv", fault)
     return tuple("/".join(sorted(two)) for two in zip(classes[::2], classes[1::2], strict=True))
 
 
@@ -111,8 +111,8 @@ def class_texts(suite: str) -> Mapping[str, list[str]]:
         return blocks.class_words()
     if suite == "published":
         return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
-    own = read_csv(data_folder() / "sentences" / "own.csv", str)
-    return {cls: list(of) for cls, of in own.groupby("class", sort=False)["sentence"]}
+    table = read_csv(data_folder() / "sentences" / "own.csv", str)
+    return table.groupby("class", sort=False)["sentence"].agg(list).to_dict()
 
 
 @cache
@@ -143,18 +143,16 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     Returns:
         Class -> texts.
     """
-    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for cls, text in read(name, content):
-        text = " ".join(_CONTROL.sub("", mended(text) if name == "agnews" else text).split())
-        # Two texts are the same when their words are, without case and punctuation.
-        words = tuple(re.findall(r"\w+", text.casefold()))
-        found.setdefault(words, []).append((f"{name} {cls}", text))
-    out: dict[str, list[str]] = {}
-    for words, rows in found.items():
-        cls, text = rows[0]
-        if words and len({cls for cls, _ in rows}) == 1 and len(text.split()) <= MAX_WORDS:
-            out.setdefault(cls, []).append(text)
-    return dict(sorted(out.items()))
+    table = pd.DataFrame(read(name, content), columns=["class", "text"])
+    table["class"] = f"{name} " + table["class"]
+    text = table["text"].map(mended) if name == "agnews" else table["text"]
+    table["text"] = text.str.replace(_CONTROL, "", regex=True).str.split().str.join(" ")
+    # Two texts are the same if their words are, without case and punctuation.
+    table["words"] = table["text"].str.casefold().str.findall(r"\w+").str.join(" ")
+    n_classes = table.groupby("words")["class"].transform("nunique")
+    first = table[(n_classes == 1) & (table["words"] != "")].drop_duplicates("words")
+    short = first[first["text"].str.count(" ") < MAX_WORDS]
+    return short.groupby("class")["text"].agg(list).to_dict()
 
 
 def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:

@@ -32,8 +32,9 @@ def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
     Returns:
         The shorter prompt.
     """
-    last = max(i for i, true in enumerate(prompt.is_true) if true == kind)
-    return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != last])
+    demonstrations = list(prompt.demonstrations)
+    del demonstrations[prompt.order.rindex("FT"[kind])]
+    return replace(prompt, demonstrations=demonstrations)
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
@@ -47,10 +48,10 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
         The prompt, with true and false demonstrations each in their own order.
     """
     places = {
-        letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter])
-        for letter in "TF"
+        kind: iter([i for i, letter in enumerate(prompt.order) if letter == kind]) for kind in "TF"
     }
-    return _rearrange(prompt, [next(places[letter]) for letter in pattern])
+    reordered = [prompt.demonstrations[next(places[kind])] for kind in pattern]
+    return replace(prompt, demonstrations=reordered)
 
 
 def patterns(prompt: Prompt) -> list[str]:
@@ -62,10 +63,10 @@ def patterns(prompt: Prompt) -> list[str]:
     Returns:
         Patterns: 6 of 2 + 2 demonstrations.
     """
-    n, true = len(prompt.is_true), sum(prompt.is_true)
+    places = range(len(prompt.is_true))
     return [
-        "".join("T" if i in places else "F" for i in range(n))
-        for places in combinations(range(n), true)
+        "".join("FT"[place in true_places] for place in places)
+        for true_places in combinations(places, sum(prompt.is_true))
     ]
 
 
@@ -93,9 +94,8 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     Returns:
         The prompt with the same texts.
     """
-    first, second = prompt.labels
-    other = {first: second, second: first}
-    demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
+    other = dict(zip(prompt.labels, reversed(prompt.labels), strict=True))
+    demonstrations = [replace(d, label=other[d.label]) for d in prompt.demonstrations]
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
 
 
@@ -113,28 +113,18 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     Returns:
         Prompts, block by block.
     """
-    rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
+    rng, variants = np.random.default_rng([0, 61]), []
+    texts = dict.fromkeys(  # with their classes, each text once
+        pair
+        for p in blocks
+        for pair in ((p.query, p.query_class), *((d.text, d.cls) for d in p.demonstrations))
+    )
     for prompt in {p.block: p for p in reversed(blocks)}.values():
+        shown = {d.text for d in prompt.demonstrations}
         other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
-        free = [
-            text for text in texts[other] if text not in {d.text for d in prompt.demonstrations}
-        ]
-        queries = (prompt.query, prompt.query_class), (free[rng.integers(len(free))], other)
+        unused = [text for text, cls in texts if cls == other and text not in shown]
+        queries = (prompt.query, prompt.query_class), (unused[rng.integers(len(unused))], other)
         for pattern, (query, cls) in product(orders, queries):
             variant = with_query(in_order(prompt, pattern), query, cls)
-            out += [variant, exchanged_labels(variant)]
-    return sorted(out, key=lambda p: p.block)
-
-
-def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
-    """Return the texts of each class in a set of prompts."""
-    out: dict[str, list[str]] = {}
-    for p in prompts:
-        for text, cls in ((p.query, p.query_class), *((d.text, d.cls) for d in p.demonstrations)):
-            out.setdefault(cls, []).append(text)
-    return {cls: list(dict.fromkeys(texts)) for cls, texts in out.items()}
-
-
-def _rearrange(prompt: Prompt, places: Sequence[int]) -> Prompt:
-    """Return the prompt with the demonstrations of some places, in their order."""
-    return replace(prompt, demonstrations=tuple(prompt.demonstrations[i] for i in places))
+            variants += [variant, exchanged_labels(variant)]
+    return sorted(variants, key=lambda p: p.block)
