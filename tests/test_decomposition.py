@@ -69,7 +69,7 @@ def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
 
     encoded = random_prompts(1)
     plain = capture(model, encoded, {"weights", "values", "neurons"})
-    vectors = module.head_vectors(model, plain)
+    vectors = module.subvalues(model, plain).sum(2)
     for layer, neuron in ((0, 3), (model.n_layers - 1, 1)):
         x = plain.resid_pre[layer, 0] + (0 if model.parallel else plain.attention_output[layer, 0])
         whole = model.normed(layer, "ffn", x)

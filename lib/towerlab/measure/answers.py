@@ -67,7 +67,7 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
 
     These are more demonstrations than a template may have. The answers are for Figure 1.1.
     """
-    templates = pipeline.measured("templates").drop_attrs(deep=False)[["logit_difference"]]
+    templates = pipeline.measured("templates").drop_attrs()[["logit_difference"]]
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
     more = _in_templates(pipeline, many)
     if not more:

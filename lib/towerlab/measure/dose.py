@@ -7,15 +7,18 @@ from the prompts that select heads there; the answers are to other prompts.
 
 from __future__ import annotations
 
-import numpy as np
 import xarray as xr
-from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, named
 
 from towerlab.measure.ablations import ablations
-from towerlab.measure.observations import with_dims
-from towerlab.measure.paper_heads import mean_increases, selection_and_evaluation, with_exchanged
+from towerlab.measure.paper_heads import (
+    INTERLEAVED,
+    mean_increases,
+    rankings,
+    selection_and_evaluation,
+    with_exchanged,
+)
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import DRAWS, random_sets
@@ -24,8 +27,6 @@ DOSES = (1, 3, 6, 12)
 """Numbers of heads that are ablated together"""
 PROMPTS = 8
 """Number of evaluation prompts of each set and true label: 64 in all"""
-INTERLEAVED, BY_INCREASE, BY_ABLATION = "both in turn", "by increase", "by ablation"
-"""Names of the rankings in data files. The first one interleaves the other two."""
 
 
 def _dose(pipeline: Pipeline) -> xr.Dataset:
@@ -37,16 +38,8 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     design, lost = pipeline.design, pipeline.measured("paper_ablations")["log_prob_lost"]
     selection, evaluation = selection_and_evaluation(pipeline)
     foo, bar = mean_increases(pipeline, "dose", selection)
-    most = max(DOSES)
-    by_increase, by_ablation = (
-        head_selection.top_heads(of, most, minimum=-np.inf) for of in ((foo + bar) / 2, lost)
-    )
-    rankings = {
-        INTERLEAVED: head_selection.interleave(by_increase, by_ablation, most),
-        BY_INCREASE: by_increase,
-        BY_ABLATION: by_ablation,
-    }
-    sets = {f"{n} {name}": heads[:n] for name, heads in rankings.items() for n in DOSES}
+    ranked = rankings((foo + bar) / 2, lost, max(DOSES))
+    sets = {f"{n} {name}": heads[:n] for name, heads in ranked.items() for n in DOSES}
     random: dict[str, list[list[Head]]] = {}
     for n in DOSES:
         name = f"{n} {INTERLEAVED}"
@@ -56,6 +49,7 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
             break
     evaluated = with_exchanged(design, evaluation, min(PROMPTS, design.n_prompts // 2 or 1))
     data = pipeline.make("dose", Recipe(ablations, evaluated, (), sets, random))
-    names = [named(heads) for heads in rankings.values()]
-    lists = xr.Dataset(with_dims("dose", {"ranked_head": names}))
-    return data.merge(lists.assign_coords(ranking=list(rankings), rank=range(1, most + 1)))
+    names = [named(heads) for heads in ranked.values()]
+    ranks = range(1, max(DOSES) + 1)
+    data = data.assign_coords(ranking=list(ranked), rank=ranks)
+    return data.assign(ranked_head=(("ranking", "rank"), names))

@@ -101,9 +101,7 @@ def label_reads(
         both = torch.stack(of_heads, 1).int().cpu().unflatten(0, tokens.shape[:2]).transpose(1, 2)
         each |= {"own_rank": both[..., 0].numpy(), "other_rank": both[..., 1].numpy()}
     arrays = {name: array if name in ANSWERS else (LISTED, array) for name, array in each.items()}
-    return observations(
-        "label_reads", encoded, arrays, **listed(heads), vocabulary=model.unembedding.vocabulary
-    )
+    return observations("label_reads", encoded, arrays, **listed(heads))
 
 
 def query_and_keys(

@@ -74,16 +74,18 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     Returns:
         One head for each of `heads`, or None if the model has no other head.
     """
-    rng, out = np.random.default_rng([0, 45]), []
-    free = [
-        [head for h in range(n_heads) if (head := Head(layer, h)) not in heads]
+    rng = np.random.default_rng([0, 45])
+    partners: list[Head | None] = []
+    free = {
+        layer: [head for i in range(n_heads) if (head := Head(layer, i)) not in heads]
         for layer in range(n_layers)
-    ]
+    }
+    if not any(free.values()):
+        return [None] * len(heads)
     for layer, _ in heads:
-        nearest = sorted(range(n_layers), key=lambda at: (abs(at - layer), at))
-        others = next((free[at] for at in nearest if free[at]), None)
-        out.append(others[rng.integers(len(others))] if others else None)
-    return out
+        nearest = min(filter(free.get, free), key=lambda near: (abs(near - layer), near))
+        partners.append(free[nearest][rng.integers(len(free[nearest]))])
+    return partners
 
 
 def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
@@ -96,8 +98,8 @@ def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
     Returns:
         All heads of the model.
     """
-    every = np.ndindex(paper.sizes["layer"], paper.sizes["head"])
-    return list(dict.fromkeys([*in_context_heads(paper, name), *(Head(*at) for at in every)]))
+    all_heads = map(Head._make, np.ndindex(paper.sizes["layer"], paper.sizes["head"]))
+    return list(dict.fromkeys([*in_context_heads(paper, name), *all_heads]))
 
 
 def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
@@ -117,19 +119,20 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
         - `own_rank`, `attention`, `ov_logit_difference` (prompt, selected_head, demonstration).
           Values of `label_reads` of every head in these lists.
     """
-    sets: list[str] = list(dict.fromkeys(map(str, data["class_pair"].values)))
+    sets = list(dict.fromkeys(e.prompt.dataset for e in encoded))
     first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     lists: list[Sequence[Head | None]] = [*first, *random]
-    every = dict.fromkeys(head for heads in lists for head in heads if head)
-    reads = label_reads(model, encoded, list(every)).drop_vars(
-        ["layer", "head", "vocabulary", "other_rank"]
+    selected = list(dict.fromkeys(head for heads in lists for head in heads if head))
+    reads = label_reads(model, encoded, selected).drop_vars(["layer", "head"])
+    names = np.array([[str(head or "") for head in heads] for heads in lists])
+    of_sets = xr.Dataset(
+        {
+            "in_context_head": (("word_set", "rank"), names[: len(sets)]),
+            "random_head": (("word_set", "rank"), names[len(sets) :]),
+        },
+        {"word_set": sets, "rank": range(1, names.shape[1] + 1)},
     )
-    names = {
-        name: (("word_set", "rank"), [[str(head or "") for head in heads] for heads in of_sets])
-        for name, of_sets in (("in_context_head", first), ("random_head", random))
-    }
-    of_sets = xr.Dataset(names, {"word_set": sets, "rank": range(1, len(first[0]) + 1)})
     return xr.merge([data, reads, of_sets], compat="override", join="override")
 
 
@@ -147,19 +150,14 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
         `mean_attention_true` and `mean_attention_other` (change, word_set, layer, head), and of the
         answers (change, prompt).
     """
-    picked = list(map(Head.parse, heads))
-    out = data.drop_dims("layer").assign_coords(selected_head=list(heads))
+    selected = [*map(Head.parse, heads)]
+    sets = dict.fromkeys(data["class_pair"].values)
+    out = data.drop_dims("layer")
     for name in ("attention_true", "attention_other"):
-        means = (
-            data[name]
-            .groupby("class_pair", squeeze=False)
-            .mean("prompt")
-            .rename(class_pair="word_set")
-        )
-        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["class_pair"].values)))
-        of_heads = head_selection.select_heads(data[name], picked).drop_vars(["layer", "head"])
-        out[name] = of_heads
-    return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
+        means = data[name].groupby("class_pair").mean("prompt").rename(class_pair="word_set")
+        out[f"mean_{name}"] = means.sel(word_set=[*sets])
+        out[name] = head_selection.select_heads(data[name], selected).drop_vars(["layer", "head"])
+    return out.rename(condition="change")
 
 
 def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
@@ -176,21 +174,24 @@ def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encode
         NotTestable: If the model cannot read a word set, or can read no sentence set. The error has
             the reason.
     """
-    n, settings = design.n_prompts, design.settings
-    if settings.suite == "words":
-        prompts = [p for name in sets for p in paper_prompts(name, n, seed=settings.seed)]
-        return _encoded(design, prompts)
-    out, why = [], None
-    for name, texts in sentence_sets(settings.suite).items():
+    settings = design.settings
+    is_words = settings.suite == "words"
+    texts_of_sets = dict.fromkeys(sets) if is_words else sentence_sets(settings.suite)
+    encoded: list[Encoded] = []
+    reasons = []
+    for name, texts in texts_of_sets.items():
+        prompts = paper_prompts(name, design.n_prompts, seed=settings.seed, texts=texts)
         try:
-            out += _encoded(design, paper_prompts(name, n, seed=settings.seed, texts=texts))
+            encoded += _encoded(design, prompts)
         except NotTestable as error:
             # For example, a model's context is too short for five of these sentences.
-            why = error
+            if is_words:
+                raise
+            reasons.append(error)
             say(f"{slug(settings.model)}: {name} is left out: {error}")
-    if not out and why:
-        raise why
-    return out
+    if not encoded:
+        raise reasons[-1]
+    return encoded
 
 
 def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
@@ -207,14 +208,11 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
     Raises:
         NotTestable: If the model cannot read the prompt.
     """
-    prompt, settings, paper = CASE, pipeline.settings, pipeline.measured("paper")
-    if settings.suite != "words":
-        sets = paper["word_set"].values.tolist()
-        name = CASE_OF[settings.suite] if CASE_OF[settings.suite] in sets else sets[0]
-        texts = sentence_sets(settings.suite)[name]
-        (prompt,) = paper_prompts(name, 1, seed=settings.seed, texts=texts)
-    (encoded,) = _encoded(pipeline.design, [prompt])
-    return pipeline.model, encoded, listed_first(paper, prompt.dataset)
+    suite, design = pipeline.settings.suite, pipeline.design
+    encoded = _encoded(design, [CASE]) if suite == "words" else encoded_sets(design)
+    preferred = [e for e in encoded if e.prompt.dataset == CASE_OF[suite]]
+    example = (preferred or encoded)[0]
+    return pipeline.model, example, listed_first(pipeline.measured("paper"), example.prompt.dataset)
 
 
 def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -222,14 +220,14 @@ def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
 
     The other separator is for tokenizers that cannot encode the labels after a space.
     """
-    why = None
+    errors = []
     for separator in SEPARATORS.values():
         try:
             return design.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
-            why = why or error
+            errors.append(str(error))
     # We may not show these sentences.
-    reason = re.sub("cannot use the prompt (.).*\\1: ", "", str(why))
+    reason = re.sub("cannot use the prompt (.).*\\1: ", "", errors[0])
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 
@@ -251,12 +249,11 @@ def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
     Sentences are long. Of sentences there are a quarter of the prompts, only in the orders and
     labels that counterbalance each other.
     """
-    heads = pipeline.measured("paper")["selected_head"].values.tolist()
-    design, names = pipeline.design, tuple(CHANGES)
+    design, changes = pipeline.design, CHANGES
     encoded = encoded_sets(design)
     if pipeline.settings.suite != "words":
-        few, names = max(FEW_SENTENCES, design.n_prompts // 4), COUNTERBALANCED
-        encoded = [one for one in encoded if one.prompt.block < few]
-    changes = {name: CHANGES[name] for name in names}
-    recipe = Recipe(attention_in, encoded, (changes,))
-    return summed_up(pipeline.make("paper_changes", recipe), heads)
+        n_changed = max(FEW_SENTENCES, design.n_prompts // 4)
+        encoded = [e for e in encoded if e.prompt.block < n_changed]
+        changes = {name: CHANGES[name] for name in COUNTERBALANCED}
+    data = pipeline.make("paper_changes", Recipe(attention_in, encoded, (changes,)))
+    return summed_up(data, pipeline.measured("paper")["selected_head"].values.tolist())

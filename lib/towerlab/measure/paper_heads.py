@@ -42,6 +42,8 @@ evaluation, and under mitigations. If a set has few prompts, as for large models
 for evaluation, and a third under mitigations"""
 DRAWS = 5
 TWELVE = "the twelve"
+INTERLEAVED = "both in turn"
+"""Ranking that interleaves the ranking by increase and the ranking by ablation"""
 ASKED = ("as it is", "query of the other class")
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
@@ -49,6 +51,28 @@ REMEDIED: Changes = {
     **ORDERS,
 }
 """Name -> function that changes a prompt of a set"""
+
+
+def rankings(increase: xr.DataArray, lost: xr.DataArray, n: int) -> dict[str, list[Head]]:
+    """Return the first heads of three rankings, of which the first one interleaves the others.
+
+    Args:
+        increase: Mean increase (layer, head), in nats.
+        lost: Decrease of the log-probability without each head (layer, head), in nats; NaN if the
+            head was not ablated.
+        n: Number of heads.
+
+    Returns:
+        Name of the ranking -> heads, best first.
+    """
+    by_increase, by_ablation = (
+        head_selection.top_heads(means, n, minimum=-np.inf) for means in (increase, lost)
+    )
+    return {
+        INTERLEAVED: head_selection.interleave(by_increase, by_ablation, n),
+        "by increase": by_increase,
+        "by ablation": by_ablation,
+    }
 
 
 def twelve(
@@ -70,13 +94,10 @@ def twelve(
         The twelve heads, the foo-heads, and the bar-heads.
     """
     n = min(12, max(2, lost.size // 16 * 2))
-    by_increase = head_selection.top_heads((foo + bar) / 2, n, minimum=-np.inf)
-    heads = head_selection.interleave(
-        by_increase, head_selection.top_heads(lost, n, minimum=-np.inf), n
-    )
+    heads = rankings((foo + bar) / 2, lost, n)[INTERLEAVED]
     leaning = (foo - bar).transpose("layer", "head").values
-    leans = sorted(heads, key=lambda head: -leaning[head])
-    return heads, leans[: n // 2], leans[n // 2 :][::-1]
+    by_leaning = sorted(heads, key=lambda head: -leaning[head])
+    return heads, by_leaning[: n // 2], by_leaning[n // 2 :][::-1]
 
 
 def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -158,10 +179,10 @@ def mean_increases(
         Mean increases (layer, head) with foo true and with bar true, in nats.
     """
     foo = pipeline.measured("paper")["increase"]
-    chosen_on = foo["block"].isin([e.prompt.block for e in selection]).values
+    is_selection = foo["block"].isin([e.prompt.block for e in selection]).values
     exchanged = pipeline.design.encode([exchanged_labels(e.prompt) for e in selection])
     bar = pipeline.make(name, Recipe(increases, exchanged))["increase"]
-    return foo.isel(prompt=chosen_on).mean("prompt"), bar.mean("prompt")
+    return foo.isel(prompt=is_selection).mean("prompt"), bar.mean("prompt")
 
 
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
@@ -173,26 +194,22 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
         raise NotTestable("it needs words of the other class, which only the word sets have")
     name, model, design = "paper_ablations", pipeline.model, pipeline.design
     selection, evaluation = selection_and_evaluation(pipeline)
-    tried = with_exchanged(design, selection, ALONE)
+    ablated = with_exchanged(design, selection, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    single = pipeline.make(name, Recipe(single_head_ablations, tried, ("all", middle)))
-    lost = single["log_prob_lost"].mean("prompt")
+    single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
+    lost = single["log_prob_lost"].mean("prompt").drop_vars("positions")
     heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, selection), lost)
 
     evaluated = with_exchanged(design, evaluation, min(JUDGE, design.n_prompts // 2 or 1))
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
-    zeroed = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
-    looked = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
-    of_heads = xr.Dataset(
-        {
-            "foo_head": ("rank", named(foo_heads)),
-            "bar_head": ("rank", named(bar_heads)),
-            "log_prob_lost": lost.drop_vars("positions").drop_attrs(),
-        },
+    data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
+    followed = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
+    halves = xr.Dataset(
+        {"foo_head": ("rank", named(foo_heads)), "bar_head": ("rank", named(bar_heads))},
         {"rank": range(1, 1 + len(foo_heads))},
     )
-    return xr.merge([zeroed, looked, of_heads], compat="override", join="override")
+    return xr.merge([data, followed, halves, lost], compat="override", join="override")
 
 
 def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:

@@ -440,7 +440,7 @@ class Pipeline:
                     if n > size:
                         write(data.assign_attrs(identity=identity), path)
                         data = files.read(path)
-                parts.append(data.drop_attrs(deep=False))
+                parts.append(data.drop_attrs())
                 bar.update(size)
         return recipe.with_matched_sets(joined(parts))
 

@@ -13,7 +13,7 @@ Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ NEURONS, CANDIDATES = 20, 200
 SWEPT, PROMPTS = 3, 20
 """Number of heads whose attention is varied, and number of prompts on which attention is compared
 with increase"""
+ROWS = 64  # number of vectors projected at a time
 
 
 def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
@@ -63,40 +64,36 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           other weight from 0 to 1, in the first three heads (v1 figure 7; nats).
         - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
-    words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
-    words = words.drop_vars(["layer", "head"])
+    swept = heads[:SWEPT]
 
     def read(capture: Capture) -> Tensors:
-        attention, values = _at_own_weights(model, capture, heads)
-        starts = [capture.resid_pre[layer, 0] for layer, _ in heads]
-        swept = torch.tensor(WEIGHTS).to(values)[:, None] * values[:SWEPT, :, None]
-        own = attention.to(values)[..., None] * values
-        return {
-            "attention": attention[None],
-            "label_increase": _increases_with(model, capture, starts, own)[None],
-            "swept_increase": _increases_with(model, capture, starts[:SWEPT], swept)[None],
-        }
+        starts = capture.resid_pre[[layer for layer, _ in swept], 0]
+        outputs = _label_outputs(model, capture, swept)[:, :, None]
+        vectors = torch.tensor(WEIGHTS).to(outputs)[:, None] * outputs
+        increase = _increases_with(model, capture, starts[:, None, None], vectors)
+        return {"swept_increase": increase[None]}
 
-    arrays = read_prompts("single_prompt", model, [encoded], {"weights", "values"}, read)
-    names = {"selected_head": named(heads), "swept_head": named(heads[:SWEPT]), "weight": WEIGHTS}
-    data = observations("single_prompt", [encoded], arrays, **names)
-    parts = [increases(model, [encoded]), words, data]
+    arrays = read_prompts("single_prompt", model, [encoded], {"values"}, read)
+    data = observations("single_prompt", [encoded], arrays, swept_head=named(swept), weight=WEIGHTS)
+    words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
+    parts = [
+        increases(model, [encoded]),
+        words.drop_vars(["layer", "head"]),
+        label_increases(model, [encoded], heads),
+        data,
+    ]
     return xr.merge(parts, compat="override", join="override")
 
 
-def _at_own_weights(
+def _label_outputs(
     model: Model, capture: Capture, heads: Sequence[Head]
-) -> tuple[
-    Float[Tensor, "selected_head demonstration"],
-    Float[Tensor, "selected_head demonstration d_model"],
-]:
-    """Return the attention of heads on each label of one prompt, and their output at weight 1."""
-    attention = at_labels(capture, capture.weights)[0]
-    values = [
+) -> Float[Tensor, "selected_head demonstration d_model"]:
+    """Return the output of heads from each label of one prompt, at weight 1."""
+    outputs = [
         label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
         for layer, head in heads
     ]
-    return torch.stack([attention[head] for head in heads]), torch.stack(values)
+    return torch.stack(outputs)
 
 
 def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -113,14 +110,16 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
         Dataset of `attention` (share) and `label_increase` (nats), over (prompt, selected_head,
         demonstration).
     """
+    layers, numbers = map(list, zip(*heads, strict=True))
 
     def read(capture: Capture) -> Tensors:
-        attention, values = _at_own_weights(model, capture, heads)
-        starts = capture.resid_pre[[layer for layer, _ in heads]]
-        vectors = attention.to(values)[..., None] * values
-        # All heads together: the unembedding is read once for each call.
-        increase = _increases_with(model, capture, [starts], [vectors])
-        return {"attention": attention[None], "label_increase": increase}
+        attention = at_labels(capture, capture.weights)[0, layers, numbers]
+        outputs = _label_outputs(model, capture, heads)
+        vectors = attention.to(outputs)[..., None] * outputs
+        # `starts` has the shape (selected_head, 1, d_model).
+        starts = capture.resid_pre[layers]
+        increase = _increases_with(model, capture, starts, vectors)
+        return {"attention": attention[None], "label_increase": increase[None]}
 
     # One token at most: each prompt is a batch by itself.
     arrays = read_prompts("label increases", model, encoded, {"weights", "values"}, read, 1)
@@ -130,19 +129,20 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
 def _increases_with(
     model: Model,
     capture: Capture,
-    starts: Iterable[Float[Tensor, "*#vectors d_model"]],
-    vectors: Iterable[Float[Tensor, "*vectors d_model"]],
-) -> Float[Tensor, "start *vectors"]:
-    """Return the increases (nats) of the true label by the vectors that are added to each start."""
+    starts: Float[Tensor, "*#rows d_model"],
+    vectors: Float[Tensor, "*rows d_model"],
+) -> Float[Tensor, "*rows"]:
+    """Return the increases (nats) of the true label by vectors that are added to some starts."""
     scale = model.unembedding.norm.scale(capture.resid_final)
 
-    def log_prob(rows: Tensor) -> Tensor:
-        bs = unembed.bs_values(rows, model.unembedding, scale)
-        return bs.log_softmax(-1)[..., capture.true_ids[0]]
+    def log_prob(states: Tensor) -> Tensor:
+        parts = [
+            unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[:, capture.true_ids]
+            for rows in states.flatten(0, -2).split(ROWS)
+        ]
+        return torch.cat(parts).view(states.shape[:-1])
 
-    return torch.stack(
-        [log_prob(start + of) - log_prob(start) for start, of in zip(starts, vectors, strict=True)]
-    )
+    return log_prob(starts + vectors) - log_prob(starts)
 
 
 def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
@@ -175,67 +175,63 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           gated FFN: its gate's subkey) with a head's output in an earlier or the same layer, after
           the FFN's norm with its scale frozen. It is 0 for later heads.
     """
+    layers, numbers = map(list, zip(*heads, strict=True))
 
     def read(capture: Capture) -> Tensors:
-        starts, vectors = capture.resid_pre[:, 0], head_vectors(model, capture)
-        others = starts[:, None] + vectors.sum(1, keepdim=True) - vectors
-        of_positions = [_subvalues(model, capture, layer)[head] for layer, head in heads]
-        error, n = _sum_of_parts(model, capture, vectors)
-        of_neurons = _neurons(model, capture)
-        at = zip(*(of_neurons[f"neuron_{of}"].tolist() for of in ("layer", "number")), strict=True)
-        every = {
-            "sum_error": error,
-            "n_parts": torch.tensor(n),
+        of_positions = subvalues(model, capture)
+        vectors, starts = of_positions.sum(2), capture.resid_pre[:, :1]
+        others = starts + vectors.sum(1, keepdim=True) - vectors
+        neurons = _neurons(model, capture)
+        places = zip(neurons["neuron_layer"], neurons["neuron_number"], strict=True)
+        arrays = {
+            **_sum_of_parts(model, capture, vectors),
+            **neurons,
             "increase": _increases_with(model, capture, starts, vectors),
             "increase_last": _increases_with(model, capture, others, vectors),
             "position_increase": _increases_with(
-                model, capture, [starts[layer] for layer, _ in heads], of_positions
+                model, capture, starts[layers], of_positions[layers, numbers]
             ),
-            "head_to_neuron": torch.stack([from_heads(model, capture, vectors, *of) for of in at]),
-            **of_neurons,
+            "head_to_neuron": torch.stack(
+                [from_heads(model, capture, vectors, *map(int, place)) for place in places]
+            ),
         }
-        return {name: x[None] for name, x in every.items()}
+        return {name: array[None] for name, array in arrays.items()}
 
     arrays = read_prompts("decomposition", model, [encoded], {"weights", "values", "neurons"}, read)
     return observations("decomposition", [encoded], arrays, selected_head=named(heads))
 
 
-def _subvalues(
-    model: Model, capture: Capture, layer: int
-) -> Float[Tensor, "head position d_model"]:
-    """Return the vector that every head of a layer adds to the stream from each position."""
-    values = model.for_query_heads(capture.values[layer, 0])
-    weighted = capture.weights[layer, 0].to(values)[..., None] * values
-    return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
-
-
-def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_model"]:
-    """Return the vector that every head adds to the residual stream.
+def subvalues(model: Model, capture: Capture) -> Float[Tensor, "layer head position d_model"]:
+    """Return the vector that every head adds to the residual stream from each position.
 
     Args:
         model: Any model.
         capture: Values of one prompt, with "weights" and "values".
 
     Returns:
-        Vectors (layer, head, d_model).
+        Vectors (layer, head, position, d_model).
     """
-    return torch.stack(
-        [_subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)]
-    )
+    vectors = []
+    for layer, weights in enumerate(capture.weights[:, 0]):
+        values = model.for_query_heads(capture.values[layer, 0])
+        weighted = weights.to(values)[..., None] * values
+        weight = model.output_weight(layer).to(values)
+        vectors.append(torch.einsum("hpk,hkd->hpd", weighted, weight))
+    return torch.stack(vectors)
 
 
-def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> tuple[Tensor, int]:
+def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> Tensors:
     """Return `sum_error` and `n_parts`; vectors of heads are sums over positions."""
-    total, n = widen(capture.resid_pre[0, 0]).clone(), 1
+    total, n_parts = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
-    for layer in range(model.n_layers):
-        neurons = capture.neurons[layer, 0]
+    for layer, neurons in enumerate(capture.neurons[:, 0]):
         biases = [b for b in (model.output_bias(layer), model.ffn_bias(layer)) if b is not None]
         for part in (vectors[layer].sum(0), neurons @ model.ffn_weight(layer).to(neurons), *biases):
             total += widen(part.to(total.device))
-        n += model.n_heads * n_positions + len(neurons) + len(biases)
+        n_parts += model.n_heads * n_positions + len(neurons) + len(biases)
     final = widen(capture.resid_final[0])
-    return (total - final).abs().max() / final.abs().max(), n
+    error = (total - final).abs().max() / final.abs().max()
+    return {"sum_error": error, "n_parts": torch.tensor(n_parts)}
 
 
 def _neurons(model: Model, capture: Capture) -> Tensors:
@@ -243,43 +239,44 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
     unembedding, word = model.unembedding, capture.true_ids
     strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]
 
-    def along(rows: Float[Tensor, "layer d_model"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def candidates(rows: Float[Tensor, "layer d_model"]) -> tuple[Tensor, ...]:
         """Return the CANDIDATES neurons whose output is largest along the row of its layer.
 
-        They are given as layer and number, increase, and rank of the word; the last value is the
-        share of products above zero.
+        They are given as layer, number, increase, and rank of the word. The last value is the share
+        of products above zero.
         """
         products = torch.stack(
-            [of * (model.ffn_weight(i).to(of) @ rows[i].to(of)) for i, of in enumerate(strengths)]
-        )
-        found = torch.zeros_like(products, dtype=torch.bool)
-        found.view(-1)[products.flatten().topk(min(CANDIDATES, found.numel())).indices] = True
-        vectors = torch.cat(
             [
-                strengths[layer, at][:, None] * model.ffn_weight(layer)[at].to(strengths)
-                for layer, at in enumerate(found)
+                strength * (model.ffn_weight(layer).to(strength) @ rows[layer].to(strength))
+                for layer, strength in enumerate(strengths)
             ]
         )
-        numbers = found.nonzero()
-        starts = states[numbers[:, 0]]
-        (increase,) = _increases_with(model, capture, [starts], [vectors])
+        largest = products.flatten().topk(min(CANDIDATES, products.numel())).values
+        selected = products >= largest[-1]
+        vectors = torch.cat(
+            [
+                strength[neurons, None] * model.ffn_weight(layer)[neurons].to(strength)
+                for layer, (strength, neurons) in enumerate(zip(strengths, selected, strict=True))
+            ]
+        )
+        layers, numbers = selected.nonzero().T
+        increase = _increases_with(model, capture, states[layers], vectors)
         ranks = unembed.rank(vectors, word.expand(len(vectors), 1), unembedding)[:, 0]
-        return numbers, increase.double(), ranks, (products > 0).double().mean()
+        return layers, numbers, increase.double(), ranks, (products > 0).double().mean()
 
     scale = unembedding.norm.scale(capture.resid_final)
     p = unembed.bs_values(states, unembedding, scale).softmax(-1)
     rows = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
     # The product with a vector is the slope of the log-probability along that vector.
-    slopes = unembedding.norm.fold(rows) / scale
-    numbers, increase, ranks, raising = along(slopes)
+    layers, numbers, increase, ranks, raising = candidates(unembedding.norm.fold(rows) / scale)
     largest, best = increase.topk(min(NEURONS, len(increase)))
     # The product with the word's row is the word's logit, up to the scale of the final norm.
     word_row = unembedding.norm.fold(unembedding.weight[word])
-    _, of_candidates, candidate_ranks, _ = along(word_row.expand(model.n_layers, -1))
+    _, _, by_logit, ranks_by_logit, _ = candidates(word_row.expand(model.n_layers, -1))
     return {
-        "neuron_layer": numbers[best, 0], "neuron_number": numbers[best, 1],
-        "neuron_increase": largest, "neuron_rank": ranks[best], "raising": raising,
-        "candidate_increase": of_candidates, "candidate_rank": candidate_ranks,
+        "neuron_layer": layers[best], "neuron_number": numbers[best], "neuron_increase": largest,
+        "neuron_rank": ranks[best], "raising": raising,
+        "candidate_increase": by_logit, "candidate_rank": ranks_by_logit,
     }  # fmt: skip
 
 
@@ -330,8 +327,8 @@ def _label_increases(pipeline: Pipeline) -> Recipe:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 needs a prompt of words")
-    every = listed_first(pipeline.measured("paper"), CASE.dataset)
-    layers = {layer for layer, _ in every[:SWEPT]}
-    near = [head for head in every if min(abs(head.layer - layer) for layer in layers) <= 1]
+    heads = listed_first(pipeline.measured("paper"), CASE.dataset)
+    layers = {layer + step for layer, _ in heads[:SWEPT] for step in (-1, 0, 1)}
+    near = [head for head in heads if head.layer in layers]
     encoded = encoded_sets(pipeline.design, [CASE.dataset])[:PROMPTS]
     return Recipe(label_increases, encoded, (near,))
