@@ -30,15 +30,16 @@ from twotowers.heads import Head, Heads
 from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model.attention import Attention, reading_attention
-from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_z, set_attention
-from towerlab.model.label_attention import (
+from towerlab.model.attention import (
+    Attention,
     Places,
     Weights,
     attention_difference,
     places_of,
+    reading_attention,
     swapped_weights,
 )
+from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_z, set_attention
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
@@ -92,7 +93,7 @@ def single_head_effects(
         - `effect` (contrast, prompt, layer, head). Logit difference (true minus other label, nats)
           of the plain run minus that under one edit of one head at the last position, so positive
           towards the other label. "attention swapped": the head's sums of attention on the two
-          classes' labels are exchanged, values do not change (`model.label_attention`). "labels
+          classes' labels are exchanged, values do not change (`model.attention`). "labels
           exchanged", "texts exchanged": the head's input of W_O is that of the other prompt, which
           differs in the label or in the place. All later layers respond.
         - `direct_effect` (contrast, prompt, layer, head). The same effect with everything else held

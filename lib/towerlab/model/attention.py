@@ -1,4 +1,4 @@
-"""Attention where the model computes it, and runs that begin at a layer.
+"""Attention where the model computes it, runs that begin at a layer, and attention on labels.
 
     with reading_attention(model, layers, read):  # it reads query, key, value and mask
     with restarted(model, layer, output):         # runs that begin at a layer
@@ -14,6 +14,18 @@ the model's own output, and passes the inputs to a reader. There are two excepti
 route through its interface (GPT-J, GPT-Neo) has one method that gets query, key and value. This
 method is replaced for the time of the run by a function that calls it. Nothing in transformers is
 edited, and all changes are undone at the end, also after an error.
+
+    >>> places = torch.tensor([[1, -1, 0]])  # a label of the query's class, one of the other
+    >>> weights = torch.tensor([[[[0.6, 0.1, 0.3]]]])  # of one head at the last position
+    >>> attention_difference(weights, places), swapped_weights(weights, places)
+    (tensor([[[0.5000]]]), tensor([[[[0.1000, 0.6000, 0.3000]]]]))
+
+*Swapped* attention exchanges the two classes in a head's attention. At every position that attends
+to labels of both classes before it, the sums of attention on the two classes' labels are exchanged.
+Within a class each label keeps its share of the sum, all other positions keep their weights, and
+values do not change. If a class has no attention at all, there are no shares, and its new sum is
+spread evenly over its labels. So the weights still add up to one, no number grows, and a head with
+two equal sums does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +37,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -33,7 +45,12 @@ from transformers.masking_utils import sdpa_mask
 
 from towerlab.model.architectures import Architecture
 from towerlab.model.model import Model, softcapped, widen
+from towerlab.prompts.prompt import Prompts
 
+Weights = Float[Tensor, "batch head row position"]
+"""Attention of the last positions, one for each row, on every position"""
+Places = Int[Tensor, "batch position"]
+"""1 at labels of the query's class, -1 at those of the other class, 0 elsewhere"""
 ATTENTION = "twotowers"  # the name under which transformers finds `_attention_function`
 # attribute of an attention module: functions that read its inputs
 READERS = "twotowers_readers"
@@ -81,13 +98,13 @@ class Attention(NamedTuple):
         """Return the scores before the softmax, soft-capped and masked as in the model.
 
         Returns:
-            Scores (nats; batch, head, row, position).
+            Scores (nats; batch, head, row, position), in at least float32.
         """
-        return products(self.query, self.key, self.scaling, self.softcap).masked_fill(
-            ~self.mask, -torch.inf
-        )
+        groups = widen(self.query).unflatten(1, (self.key.shape[1], -1))
+        products = torch.einsum("bkgqd,bkpd->bkgqp", groups, widen(self.key)).flatten(1, 2)
+        return softcapped(products * self.scaling, self.softcap).masked_fill(~self.mask, -torch.inf)
 
-    def weights(self) -> Float[Tensor, "batch head row position"]:
+    def weights(self) -> Weights:
         """Return the attention weights.
 
         Returns:
@@ -95,9 +112,7 @@ class Attention(NamedTuple):
         """
         return self.scores().softmax(-1)
 
-    def z(
-        self, weights: Float[Tensor, "batch head row position"] | None = None
-    ) -> Float[Tensor, "batch head row d_head"]:
+    def z(self, weights: Weights | None = None) -> Float[Tensor, "batch head row d_head"]:
         """Return the input of W_O: the sum of values, weighted by attention.
 
         Args:
@@ -109,28 +124,6 @@ class Attention(NamedTuple):
         weights = self.weights() if weights is None else weights
         groups = weights.to(self.value.dtype).unflatten(1, (self.value.shape[1], -1))
         return torch.einsum("bkgqp,bkpd->bkgqd", groups, self.value).flatten(1, 2)
-
-
-def products(
-    query: Float[Tensor, "batch head row d_head"],
-    key: Float[Tensor, "batch kv_head position d_head"],
-    scaling: float,
-    softcap: float | None = None,
-) -> Float[Tensor, "batch head row position"]:
-    """Return scaled query-key products without a mask, in at least float32.
-
-    Args:
-        query: Queries (batch, head, row, d_head).
-        key: Keys (batch, kv_head, position, d_head).
-        scaling: Factor of the products.
-        softcap: Soft cap, or None if the model has none.
-
-    Returns:
-        Scores (nats; batch, head, row, position).
-    """
-    groups = widen(query).unflatten(1, (key.shape[1], -1))
-    scores = torch.einsum("bkgqd,bkpd->bkgqp", groups, widen(key)).flatten(1, 2) * scaling
-    return softcapped(scores, softcap)
 
 
 def _allowed(
@@ -174,14 +167,12 @@ def _attention_function(
     mask = _allowed(attention_mask, query, key)
     attention = Attention(query, key, value, mask, scaling, softcap)
 
-    def own() -> Tensor:
-        if softcap is not None:
-            return attention.z()
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )[0].transpose(1, 2)
+    def sdpa() -> Tensor:
+        arguments = module, query, key, value, attention_mask
+        return sdpa_attention_forward(*arguments, scaling=scaling, **kwargs)[0].transpose(1, 2)
 
-    return _z(module, attention, own).transpose(1, 2).contiguous(), None
+    compute_z = sdpa if softcap is None else attention.z
+    return _read(module, attention, compute_z).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, _attention_function)
@@ -196,23 +187,23 @@ def _method(model: Model, layer: int, stock: Callable, query, key, value, attent
     mask = _allowed(attention_mask, query, key, model.window(layer))
     attention = Attention(query, key, value, mask, model.score_scaling(layer), None)
 
-    def own() -> Tensor:
+    def compute_z() -> Tensor:
         return stock(query, key, value, attention_mask)[0]
 
-    return _z(model.part(layer, "attention"), attention, own), None
+    return _read(model.part(layer, "attention"), attention, compute_z), None
 
 
-def _z(module: nn.Module, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
-    """Return `own()`, or the result of the module's readers, called one after the other."""
+def _read(module: nn.Module, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
+    """Return `compute_z()`, or the result of the module's readers, called one after the other."""
     for reader in vars(module).get(READERS, ()):
-        given = reader(attention, own)
-        own = own if given is None else partial(lambda z: z, given)
-    return own()
+        z = reader(attention, compute_z)
+        compute_z = compute_z if z is None else partial(lambda z: z, z)
+    return compute_z()
 
 
 Reader = Callable[[int, Attention, Callable[[], Tensor]], Tensor | None]
-"""(layer, attention, own) -> input of W_O (batch, head, position, d_head), or None to keep the
-model's own, which `own()` returns"""
+"""(layer, attention, compute_z) -> input of W_O (batch, head, position, d_head), or None to keep
+the model's own, which `compute_z()` returns"""
 
 
 @contextmanager
@@ -309,3 +300,67 @@ def hidden_states(output: Any) -> Tensor:
         Hidden states.
     """
     return output[0] if isinstance(output, tuple) else output
+
+
+def places_of(batch: Prompts) -> Places:
+    """Return the positions of the labels of prompts, with the sign of their class.
+
+    Args:
+        batch: Prompts of one token length.
+
+    Returns:
+        Signs (batch, position): see `Places`.
+    """
+    places = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.int8)
+    for row, e in enumerate(batch):
+        for label, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
+            places[row, label] = 1 if is_true else -1
+    return places
+
+
+def attention_difference(weights: Weights, places: Places) -> Float[Tensor, "batch head row"]:
+    """Return the attention on labels of the query's class minus the other labels.
+
+    Args:
+        weights: Attention weights (batch, head, row, position).
+        places: Signs of the label positions (batch, position).
+
+    Returns:
+        Differences (batch, head, row), in [-1, 1].
+    """
+    return torch.einsum("bhqp,bp->bhq", weights, places.to(weights))
+
+
+def swapped_weights(weights: Weights, places: Places) -> Weights:
+    """Return attention weights with the sums on the two classes' labels exchanged.
+
+    Only labels before each row count: see the module.
+
+    Args:
+        weights: Attention weights (batch, head, row, position).
+        places: Signs of the label positions (batch, position).
+
+    Returns:
+        Swapped weights (batch, head, row, position).
+    """
+    rows, length = weights.shape[-2:]
+    before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
+    labels = places.to(weights.device)[:, None, None] * before
+    true, other = ((labels == sign).to(weights) for sign in (1, -1))
+    true_sum, other_sum = ((weights * side).sum(-1, keepdim=True) for side in (true, other))
+    swapped = (
+        weights * (1 - true - other)
+        + _shares(weights, true) * other_sum
+        + _shares(weights, other) * true_sum
+    )
+    both = true.any(-1, keepdim=True) & other.any(-1, keepdim=True)
+    return torch.where(both, swapped, weights)
+
+
+def _shares(weights: Weights, side: Float[Tensor, "batch 1 row position"]) -> Weights:
+    """Return the share of each label in the attention on its class, or equal shares if it is 0."""
+    on_side = weights * side
+    total = on_side.sum(-1, keepdim=True)
+    no_attention = total < torch.finfo(weights.dtype).tiny
+    equal = side / side.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(no_attention, equal, on_side / total.masked_fill(no_attention, 1))

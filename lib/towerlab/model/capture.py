@@ -207,21 +207,22 @@ def answer(
 
 
 def label_log_probs(
-    logits: Float[Tensor, "batch vocabulary"], batch: Prompts
-) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    logits: Float[Tensor, "*versions batch vocabulary"], batch: Prompts
+) -> tuple[Int[Tensor, "*versions batch"], Float[Tensor, "*versions batch label"]]:
     """Return the top token, and the log-probabilities of the true and the other label.
 
     Args:
-        logits: Logits of the last position (batch, vocabulary).
+        logits: Logits of the last position (*versions, batch, vocabulary).
         batch: Prompts of these logits.
 
     Returns:
-        Ids of the top tokens (batch,), and log-probabilities (nats) of the true label and the other
-        label (batch, label).
+        Ids of the top tokens (*versions, batch), and log-probabilities (nats) of the true label and
+        the other label (*versions, batch, label).
     """
-    logits = widen(logits).log_softmax(-1)
+    log_probs = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair_ids for e in batch], device=logits.device)
-    return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
+    labels = log_probs.take_along_dim(words.expand(*logits.shape[:-1], -1), -1)
+    return log_probs.argmax(-1).cpu(), labels.cpu().double()
 
 
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:

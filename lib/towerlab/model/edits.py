@@ -37,13 +37,13 @@ from twotowers.heads import Heads
 
 from towerlab.model.attention import (
     Attention,
+    Weights,
     block_outputs,
     reading_attention,
     restarted,
     split_call,
 )
 from towerlab.model.capture import answer
-from towerlab.model.label_attention import Weights
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 

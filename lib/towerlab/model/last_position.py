@@ -27,21 +27,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
-from towerlab.model.edits import UNCHANGED, Edit, LayerState, TopAndLogProbs
+from towerlab.model.edits import PARTS, UNCHANGED, Edit, LayerState, TopAndLogProbs
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Prompts
 
 MAX_ROWS = 1024  # maximum number of prompts times edits at a time, which bounds the memory
-LOGIT_ROWS = 128  # number of rows of logits at a time
+LOGIT_ROWS = 128  # number of rows of logits at a time, unless one version has more prompts
 Around = Callable[[int, Float[Tensor, "batch edit d_model"]], AbstractContextManager]
 
 
@@ -64,17 +64,16 @@ class LastPosition:
         """
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
-        self._calls: list[list] = []
-
+        self._arguments: list[list] = []  # of the blocks, without hidden states
         inputs: list[Tensor] = []
 
         def keep_call(_, args: tuple, kwargs: dict) -> None:
-            x, *call = split_call(args, kwargs)
-            self._calls.append(call)
+            x, *arguments = split_call(args, kwargs)
+            self._arguments.append(arguments)
             inputs.append(x[:, -1:].clone())  # copied: a part would hold the whole stream
 
-        def keep(layer: int, attention: Attention, own: Callable[[], Tensor]) -> Tensor:
-            z, last = own(), attention.last()
+        def keep(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
+            z, last = compute_z(), attention.last()
             last = last._replace(query=last.query.clone())
             self.plain[layer] = LayerState(inputs[layer].to(z.device), last, z[:, :, -1:].clone())
             return z
@@ -122,14 +121,9 @@ class LastPosition:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
             label (edit, prompt, label).
         """
-        prompts, rows = self.batch * len(final), final.flatten(0, 1)
-        parts = []
-        for start in range(0, len(prompts), LOGIT_ROWS):
-            some = slice(start, start + LOGIT_ROWS)
-            parts.append(label_log_probs(final_logits(self.model, rows[some]), prompts[some]))
-        top, log_prob = (
-            torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True)
-        )
+        some_versions = final.split(max(1, LOGIT_ROWS // len(self.batch)))
+        parts = [label_log_probs(final_logits(self.model, x), self.batch) for x in some_versions]
+        top, log_prob = map(torch.cat, zip(*parts, strict=True))
         return top, log_prob
 
     def finals(
@@ -187,55 +181,39 @@ class LastPosition:
         Returns:
             Outputs of the block (batch, edit, d_model).
         """
-        plain = self.plain[layer].attention
-        length, n = plain.key.shape[2], rows.shape[1]
+        plain, n = self.plain[layer].attention, rows.shape[1]
 
-        def beside_plain(own: Attention, mask: Tensor) -> Attention:
-            key, value = (
-                torch.cat([of[:, :, :-1], new], 2)
-                for of, new in ((plain.key, own.key), (plain.value, own.value))
-            )
+        def with_plain(own: Attention, mask: Tensor) -> Attention:
+            """Return the attention of rows, whose own position follows those of the plain run."""
+            key = torch.cat([plain.key[:, :, :-1], own.key], 2)
+            value = torch.cat([plain.value[:, :, :-1], own.value], 2)
             return own._replace(key=key, value=value, mask=mask)
 
         def attend(layer: int, own: Attention, _) -> Tensor:
             others = plain.mask[..., :-1].expand(-1, 1, n, -1)
-            itself = torch.eye(n, dtype=torch.bool, device=others.device).expand(
-                len(others), 1, -1, -1
-            )
-            z = beside_plain(own, torch.cat([others, itself], -1)).z()
-            for row, edit in enumerate(edits):
-                if not edit.heads_of(layer):
-                    continue
-                of_row = slice(row, row + 1)
-                alone = (part[:, :, of_row] for part in (own.query, own.key, own.value))
-                query, key, value = alone
-                attention = own._replace(query=query, key=key, value=value)
-                state = LayerState(
-                    rows[:, of_row], beside_plain(attention, plain.mask), z[:, :, of_row]
-                )
-                edit.apply(layer, state)
+            itself = torch.eye(n, dtype=torch.bool, device=others.device)
+            mask = torch.cat([others, itself.expand(len(others), 1, -1, -1)], -1)
+            z = with_plain(own, mask).z()
+            for i, edit in enumerate(edits):
+                if edit.heads_of(layer):
+                    row = slice(i, i + 1)
+                    parts = {name: getattr(own, name)[:, :, row] for name in PARTS.values()}
+                    attention = with_plain(own._replace(**parts), plain.mask)
+                    edit.apply(layer, LayerState(rows[:, row], attention, z[:, :, row]))
             return z
 
-        args, kwargs = _for_rows(self._calls[layer], length, n)
+        def last_of(x: Tensor) -> Tensor:
+            """Return positions, cosines or sines for n rows of the last position.
+
+            Masks stay as they are, because `attend` has its own.
+            """
+            length = plain.key.shape[2]
+            if x.shape == (length,):
+                return x[-1:].expand(n)
+            if x.dim() > 1 and x.shape[1] == length:
+                return x[:, -1:].expand(-1, n, *x.shape[2:])
+            return x
+
+        args, kwargs = recursively_apply(last_of, self._arguments[layer])
         with reading_attention(self.model, [layer], attend):
             return hidden_states(self.model.blocks[layer](rows, *args, **kwargs))
-
-
-def _for_rows(value: Any, length: int, rows: int) -> Any:
-    """Return a block's arguments for `rows` versions of the last of `length` positions.
-
-    Masks are left to `LastPosition.block`.
-    """
-    if isinstance(value, dict):
-        return {
-            k: None if k == "attention_mask" else _for_rows(v, length, rows)
-            for k, v in value.items()
-        }
-    if isinstance(value, tuple | list):
-        return type(value)(_for_rows(v, length, rows) for v in value)
-    # positions, rotary cos and sin
-    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length:
-        return value[:, -1:].expand(-1, rows, *[-1] * (value.dim() - 2))
-    return (
-        value[-1:].expand(rows) if isinstance(value, Tensor) and value.shape == (length,) else value
-    )

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.attention import products
+from towerlab.model.attention import Attention
 from towerlab.model.model import Model, apply_norm
 
 
@@ -156,9 +156,9 @@ def last_scores(
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
-    return products(
-        query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None)
-    )[:, :, 0]
+    softcap = getattr(model.config, "attn_logit_softcapping", None)
+    visible = torch.ones_like(positions, dtype=torch.bool)
+    return Attention(query[:, :, None], key, key, visible, 1.0, softcap).scores()[:, :, 0]
 
 
 def query_in_input_space(

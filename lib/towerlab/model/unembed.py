@@ -54,19 +54,19 @@ def bs_values(
 
 
 def products(
-    rows: Float[Tensor, "row d"],
+    rows: Float[Tensor, "*rows d"],
     unembedding: Unembedding,
     read: Callable[[Tensor], Tensor] = lambda slab: slab,
-) -> Iterator[tuple[Int[Tensor, "word"], Float[Tensor, "row word"]]]:
+) -> Iterator[tuple[Int[Tensor, "word"], Float[Tensor, "*rows word"]]]:
     """Yield the products of vectors with the rows of E, for SLAB words at a time.
 
     Args:
-        rows: Vectors (row, d) from `Norm.normalise`, or vectors that fit the result of `read`.
+        rows: Vectors (*rows, d) from `Norm.normalise`, or vectors that fit the result of `read`.
         unembedding: Unembedding of the model.
         read: Function that is applied to rows of E before the product.
 
     Yields:
-        Ids of some words (word,), and products with them (row, word), until all words are done.
+        Ids of some words (word,), and products with them (*rows, word), until all words are done.
     """
     ids = torch.arange(unembedding.vocabulary, device=rows.device)
     for words, slab in zip(ids.split(SLAB), unembedding.weight.split(SLAB), strict=True):
@@ -170,18 +170,18 @@ def final_normed(
 
 
 def final_logits(
-    model: Model, final: Float[Tensor, "batch d_model"]
-) -> Float[Tensor, "batch vocabulary"]:
+    model: Model, final: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows vocabulary"]:
     """Return the logits of final residual vectors, in float32 or wider, with the soft cap.
 
     In bfloat16 the model's own logits are rounded so much that two labels may have equal logits.
 
     Args:
         model: Any model.
-        final: Final residual vectors (batch, d_model).
+        final: Final residual vectors (*rows, d_model).
 
     Returns:
-        Logits (batch, vocabulary).
+        Logits (*rows, vocabulary).
     """
     normed, unembedding = final_normed(model, final), model.unembedding
     if is_narrow(model):
