@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,28 +46,24 @@ def failure(log: Path) -> str:
     return str(TwoTowersError(log.read_text("utf8", "replace").rstrip().rpartition("\n")[2]))
 
 
-def build(
-    texts: Sequence[str], model: str | None, jobs: int, threads: int, profile: str | None
-) -> NoReturn:
+def build(arguments: argparse.Namespace) -> NoReturn:
     """Update measurements, chapters and pages: this process becomes Snakemake.
 
     Args:
-        texts: Settings, such as "evaluation_blocks=20 seed=1".
-        model: Model in place of the included model, or None.
-        jobs: Number of jobs at a time, if there is no profile.
-        threads: Number of threads of each job.
-        profile: Snakemake profile, for a cluster, or None.
+        arguments: Options of the command `twotowers book`.
 
     Raises:
         TwoTowersError: If a setting is wrong, if the model is unknown, or while another build runs.
     """
     try:
-        words = [word.partition("=") for text in texts for word in shlex.split(text)]
+        words = [word.partition("=") for text in arguments.set for word in shlex.split(text)]
     except ValueError:
         raise TwoTowersError(
-            f"cannot read {' '.join(texts)!r}: a quote is missing; close it"
+            f"cannot read {' '.join(arguments.set)!r}: a quote is missing; close it"
         ) from None
-    values = {name: value for name, _, value in words} | ({"model": model} if model else {})
+    values = {name: value for name, _, value in words}
+    if arguments.model:
+        values["model"] = arguments.model
     loading.check(Settings.from_values(values).model)  # raises for a name of nothing
     root = data_folder().parent
     (root / "_build").mkdir(exist_ok=True)
@@ -82,11 +79,14 @@ def build(
     # Snakemake restored the last good chapters, and regards them as new.
     failed = [path.name.removesuffix(FAILED) for path in root.glob(f"_build/chapters/*{FAILED}")]
     again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
-    how = ["--profile", os.path.abspath(profile)] if profile else ["--cores", str(jobs * threads)]
     config = root / "_build/settings.json"
-    config.write_text(json.dumps({"threads": threads, **values}))
-    command = [sys.executable, "-m", "snakemake", "--directory", str(root), "--nolock", *how]
+    config.write_text(json.dumps({"threads": arguments.threads, **values}))
+    command = [sys.executable, "-m", "snakemake", "--directory", str(root), "--nolock"]
     command += ["--snakefile", str(root / "Snakefile"), "--configfile", str(config)]
     command += ["--keep-going", "--rerun-incomplete", "--quiet", "progress", "host"]
+    if arguments.profile:
+        command += ["--profile", os.path.abspath(arguments.profile)]
+    else:
+        command += ["--cores", str(arguments.jobs * arguments.threads)]
     command += ["--forcerun", *again] if again else []
     os.execv(command[0], command)

@@ -7,14 +7,13 @@
     >>> vars(parser().parse_args(["measure", "heads", "--top-k", "3"]))["top_k"]
     '3'
 
-The modules of a command are imported when it is called: torch takes seconds, and the error of a
-mistyped option does not need it.
+The modules that measure are imported when a command needs them: torch takes seconds, and the error
+of a mistyped option does not need it.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import shlex
 import signal
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Callable, Sequence
 from twotowers.errors import TwoTowersError
 from twotowers.settings import DEFAULT, Settings
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+from towerlab import building
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="twotowers",
-        description="Example: twotowers measure --model path/to/model --evaluation-blocks 20\n\n"
-        "Measure models, store measurements for the book, and build the book.",
+        description="Measure models, store measurements for the book, and build the book.\n\n"
+        "Example: twotowers measure --model path/to/model --evaluation-blocks 20",
         formatter_class=form,
         allow_abbrev=False,
     )
@@ -46,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=summary,
-            description=f"Example: twotowers {name} {example}\n\n{summary}",
+            description=f"{summary}\n\nExample: twotowers {name} {example}",
             formatter_class=form,
         )
         command.set_defaults(error=command.error)
@@ -91,12 +90,17 @@ def parser() -> argparse.ArgumentParser:
     )
     book.add_argument(
         "--jobs",
-        default="1",
+        type=_count,
+        default=1,
         metavar="N",
         help="number of parallel jobs; ignored with --profile (default: 1)",
     )
     book.add_argument(
-        "--threads", default="1", metavar="N", help="number of threads of each job (default: 1)"
+        "--threads",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="number of threads of each job (default: 1)",
     )
     book.add_argument(
         "--profile", metavar="FOLDER", help="folder of a Snakemake profile, such as profiles/slurm"
@@ -167,26 +171,11 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _book(arguments: argparse.Namespace, command: str) -> int:
-    """Run `book`, which does not return."""
-    from towerlab import building
-
-    building.build(
-        arguments.set,
-        arguments.model,
-        _count(arguments.jobs, "jobs"),
-        _count(arguments.threads, "threads"),
-        arguments.profile,
-    )
-
-
-def _count(value: str, name: str) -> int:
+def _count(text: str) -> int:
     """Return a whole number of at least 1 from the text of an option."""
-    if not value.isdecimal() or int(value) < 1:
-        raise TwoTowersError(
-            f"cannot use --{name} {value!r}: expected a whole number of at least 1"
-        )
-    return int(value)
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,8 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser().parse_known_args(words)
     if unknown:  # with the usage of the command
         options.error(f"unrecognized arguments: {' '.join(unknown)}")
-    function = _book if options.command == "book" else _measure
-    return guarded(lambda: function(options, shlex.join(["twotowers", *words])))
+    if options.command == "book":
+        return guarded(lambda: building.build(options))
+    return guarded(lambda: _measure(options, shlex.join(["twotowers", *words])))
 
 
 def guarded(function: Callable[[], int]) -> int:
@@ -226,9 +216,7 @@ def guarded(function: Callable[[], int]) -> int:
     except TwoTowersError as error:
         text = str(error)
     except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        text = f"cannot write '{error.filename or 'a file'}': {error.strerror}; use another folder"
+        text = f"cannot read or write a file: {error}; use another folder"
     except ModuleNotFoundError as error:  # `pip install .` has only the analysis
         if str(error.name).startswith("towerlab."):
             raise
