@@ -481,9 +481,10 @@ class Chapter(Measurements):
             *variables: Variables that share their dimensions (`explore.explorer`).
             group_by: Coordinate of prompts whose groups become rows.
         """
-        files = {model: data[[*variables]] for model, data in self.measured(name).items()}
-        if files:
-            display(explore.explorer(files, group_by, self.model))
+        measured = self.measured(name).items()
+        measurements = {model: data[[*variables]] for model, data in measured}
+        if measurements:
+            display(explore.explorer(measurements, group_by, self.model))
 
     def close(self) -> None:
         """Write the rows of evidence to `TWOTOWERS_EVIDENCE`, or next to the measurements.
