@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
-from twotowers import book, evidence, files, pages
+from twotowers import book, files, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
 
@@ -33,7 +33,7 @@ def dataset(answer=2.0, **variables):
     nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
     numbers = {"logit_difference": ("prompt", lead), **variables}
-    identity = json.dumps({"evaluation_blocks": 30, "k": 2, "separator": "space"})
+    identity = json.dumps({"evaluation_blocks": 30, "k": 2})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
     about = {"identity": identity, "measurement": "heads"}
     return xr.Dataset(numbers, prompts(), sizes | about)
@@ -44,6 +44,10 @@ def chapter(monkeypatch):
     """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
     found = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     found |= {(model, "knockouts"): dataset(1.0) for model in "ab"}
+    answers = {"top_answer": ("prompt", [0, 0]), "k": ("prompt", [2, 2])}
+    answers |= {"separator": ("prompt", ["space", "space"])}
+    templates = xr.Dataset(answers, attrs=dataset().attrs).set_coords(["k", "separator"])
+    found |= {(model, "templates"): templates for model in "abc"}
     monkeypatch.setattr(files, "precomputed_models", lambda: dict.fromkeys("abc"))
     monkeypatch.setattr(
         files, "open_precomputed", lambda model, suite, name: found.get((model, name))
@@ -58,7 +62,7 @@ def chapter(monkeypatch):
 
 def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     chapter.judge_claim(
-        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
+        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     )
     rows = {row.model: row for row in chapter.rows}
     assert {m: row.verdict for m, row in rows.items()} == {
@@ -102,7 +106,7 @@ def test_models_that_do_not_learn_are_named(chapter):
     ],
 )
 def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learned, words):
-    chapter.models["a"].learned = learned
+    chapter.models["a"].accuracy = learned
     refused(words, chapter.models["a"].check_learned)
 
 
@@ -174,22 +178,9 @@ def cell(*lines):
     return {"In": ["", "model = 'a'", "\n".join(lines), "x = 3"], "model": "a", "x": 3}
 
 
-def test_a_quick_look_is_called_one(monkeypatch):
-    """Where evidence of all chapters is shown."""
-    notes = []
-    monkeypatch.setattr(pages, "note", notes.append)
-    monkeypatch.setattr(
-        evidence,
-        "read",
-        lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}),
-    )
-    pages.all_evidence()
-    assert len(notes) == 1 and "b: 8 class pairs" in notes[0]
-
-
 def test_a_parameter_that_nobody_knows_is_refused():
     refused(
-        "unknown parameter 'evaluation_blcoks': did you mean 'evaluation_blocks'",
+        "unknown parameter 'evaluation_blcoks': expected one of model, ",
         book.open,
         cell("# Parameters", "evaluation_blcoks = 20"),
     )
@@ -205,7 +196,7 @@ def test_a_parameter_that_nobody_knows_is_refused():
 
 def test_a_disk_that_says_no_is_told(chapter, tmp_path, monkeypatch):
     chapter.judge_claim(
-        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
+        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     )
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))

@@ -27,7 +27,7 @@ BAD = [
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
-    (["book", "--set", "seeed=2"], "unknown parameter 'seeed': did you mean 'seed'"),
+    (["book", "--set", "seeed=2"], "unknown parameter 'seeed': expected one of model, "),
     (["book", "--set", "a='"], "a quote is missing"),
     (["book", "--model", "no/such/x"], "no/such/x"),
 ]

@@ -102,7 +102,7 @@ def test_a_setting_that_nobody_knows_is_refused_with_the_nearest_name(built):
     process = snakemake(built, "--dry-run", "--config", "evaluation_block=8", "sepparator=space")
     assert process.returncode == 1
     assert (
-        "unknown parameter 'evaluation_block': did you mean 'evaluation_blocks'"
+        "unknown parameter 'evaluation_block': expected one of model, "
         in process.stdout + process.stderr
     )
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import ROOT, make_home, refused
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
-from twotowers import files, pages, settings
-from twotowers.paths import HOME
+from twotowers import evidence, files, settings
+from twotowers.paths import HOME, evidence_folder
 from twotowers.settings import Settings, Template
 
 READERS = (
@@ -127,4 +127,6 @@ def test_classes_of_own_sentences_are_paired_in_their_order(home):
 
 def test_a_page_without_evidence_says_how_to_make_it(home, monkeypatch):
     monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
-    refused("missing evidence in '.*_build/evidence': run `make book`", pages.all_evidence)
+    refused(
+        "missing evidence in '.*_build/evidence': run `make book`", evidence.read, evidence_folder()
+    )

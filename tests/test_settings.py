@@ -27,7 +27,7 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
         Settings.from_values({"label_pairs": "auto", "k": "auto", "prompts": "auto"}) == Settings()
     )
     refused("model '': expected at least 1 item", Settings.from_values, {"model": ""})
-    refused("unknown .*: did you mean 'separator'", Settings.from_values, {"sepparator": ""})
+    refused("unknown parameter 'sepparator': expected", Settings.from_values, {"sepparator": ""})
 
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):
@@ -38,7 +38,6 @@ def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expande
     settings = Settings.from_values({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
     assert Settings.from_values({"model": "~/a"}).model == "/home/me/a"
-    refused("model '100000.0': .* -r in place", Settings.from_values, {"model": 1e5})
 
 
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(

@@ -13,7 +13,6 @@ a chart, and `chapter.close()` writes the rows of evidence.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -44,28 +43,36 @@ DRAWS = 1000
 CHANCE, LEARNS = 0.5, 0.6
 """Accuracy of guessing between two labels, and the lower limit of learning: a model does not learn
 the task if the 95% interval of its accuracy is below it"""
-TOO_FEW = "too few class pairs to tell whether it learns the task"
 
 
-def open(cells: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
+LEARNED = "learned"
+"""Claim that the model learns the task. All other claims are not testable on a model that does
+not."""
+
+
+def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
     """Return the chapter of a notebook.
 
     Args:
-        cells: Variables of the notebook, from its `globals()`.
+        variables: Variables of the notebook, from its `globals()`.
         extra: Parameters that only this notebook has.
 
     Raises:
         TwoTowersError: If a parameter has a wrong value, or if papermill was given an unknown one.
             The message has one line.
     """
-    given = [name for name in Settings.model_fields if name in cells]
-    for source in cells.get("In", []):
-        # papermill's own cell assigns the parameters that papermill was given.
-        if source.startswith("# Parameters\n"):
-            given += [
-                name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in extra
-            ]
-    return Chapter(Settings.from_values({name: cells.get(name) for name in given}))
+    # papermill's own cell assigns the parameters that papermill was given.
+    cells = [cell for cell in variables.get("In", []) if cell.startswith("# Parameters\n")]
+    assigned = re.findall(r"^(\w+) = ", "\n".join(cells), re.MULTILINE)
+    names = Settings.model_fields.keys() & variables.keys() | {*assigned} - {*extra}
+    return Chapter(Settings.from_values({name: variables.get(name) for name in names}))
+
+
+def _selected(sets: Mapping[str, list[Head]], name: str) -> list[Head]:
+    """Return the heads of a set, or raise NotTestable if it is empty."""
+    if not sets.get(name):
+        raise NotTestable(f"the rule selects no heads for the set '{name}'")
+    return sets[name]
 
 
 class Model:
@@ -75,14 +82,14 @@ class Model:
     pairs than the ones on which they are evaluated.
 
         >>> model = open({"model": "smollm2-135m"}).models["smollm2-135m"]
-        >>> f"{model.learned:.0%}", str(model.sets["by attention"][0])
+        >>> f"{model.accuracy:.0%}", str(model.sets["by attention"][0])
         ('71% [63%, 78%]', '18-6')
 
     Attributes:
         name: Name of the model.
         chapter: Chapter that has opened the model.
         heads: Measurement "heads" of the model.
-        learned: Accuracy between the two labels on evaluation blocks, with its interval.
+        accuracy: Accuracy between the two labels on evaluation blocks, with its interval.
     """
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
@@ -94,7 +101,7 @@ class Model:
             heads: Measurement "heads" of the model.
         """
         self.name, self.chapter, self.heads = name, chapter, heads
-        self.learned = intervals.mean(heads["logit_difference"] > 0)
+        self.accuracy = intervals.mean(heads["logit_difference"] > 0)
 
     @cached_property
     def sets(self) -> dict[str, list[Head]]:
@@ -103,13 +110,8 @@ class Model:
 
     @property
     def template(self) -> Template:
-        """Prompt template of the measurements: the given or otherwise the most accurate one."""
-        given = json.loads(self.heads.attrs["identity"])
-        if given["k"] and given["separator"]:
-            return Template(given["k"], given["separator"])
-        return head_selection.select_template(
-            self.chapter.measured("templates", labels="all")[self.name]
-        )
+        """Prompt template of the measurements, the most accurate one that was measured."""
+        return head_selection.select_template(self.chapter.measured("templates")[self.name])
 
     def check_learned(self) -> None:
         """Check that the model learns the task.
@@ -120,12 +122,13 @@ class Model:
         Raises:
             NotTestable: If the model does not learn the task, or if there are too few class pairs.
         """
-        accuracy = self.learned
-        if accuracy.low > CHANCE:
+        if self.accuracy.low > CHANCE:
             return
-        low, high = np.clip([accuracy.low, accuracy.high], 0, 1)
-        reason = "does not learn the task" if high < LEARNS else TOO_FEW
-        raise NotTestable(f"{reason}: accuracy {replace(accuracy, low=low, high=high):.0%}")
+        low, high = np.clip([self.accuracy.low, self.accuracy.high], 0, 1)
+        reason = "too few class pairs to tell whether it learns the task"
+        if high < LEARNS:
+            reason = "does not learn the task"
+        raise NotTestable(f"{reason}: accuracy {replace(self.accuracy, low=low, high=high):.0%}")
 
     def cross_fit_splits(
         self, target: xr.DataArray
@@ -161,7 +164,8 @@ class Model:
         n_layers, n_heads, n_kv = (
             int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
         )
-        return head_selection.matched_sets(heads, n_layers, n_heads, n_heads // n_kv, n_sets)
+        every_head = np.ones((n_layers, n_heads), dtype=bool)
+        return head_selection.matched_sets(heads, every_head, n_heads // n_kv, n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
@@ -183,27 +187,27 @@ class Model:
             TwoTowersError: If the set was not measured, or if the control is missing, is not needed
                 by the claim, or is of another kind.
         """
-        single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
-        given = "none" if control is None else "random sets"
+        is_single = bool(claim.heads) and {"layer", "head"} <= {*values.dims}
+        kind = "none" if control is None else "random sets"
         if control is not None and "control" in control.coords:
-            given = control["control"].item()
-        if not single and claim.heads:
-            values = self._entry(claim.heads, values)
-            control = control if control is None else self._entry(claim.heads, control)
-        drawn = single and claim.control == "random sets"
-        if given != ("none" if drawn else claim.control):
-            wanted = f"'{claim.control}'" if not drawn else "none, since they are drawn here"
+            kind = control["control"].item()
+        if claim.heads and not is_single:
+            values = self._of_set(claim.heads, values)
+            control = control if control is None else self._of_set(claim.heads, control)
+        expected = claim.control
+        if is_single and expected == "random sets":
+            expected = "none"  # random sets of single heads are drawn here
+        if kind != expected:
             raise TwoTowersError(
-                f"wrong control '{given}': expected {wanted}; change control= or data/claims.csv"
+                f"wrong control '{kind}': expected '{expected}'; change control= or data/claims.csv"
             )
-        return self._cross_fit(claim, values) if single else (values, control)
+        return self._cross_fit(claim, values) if is_single else (values, control)
 
-    def _entry(self, name: str, values: xr.DataArray) -> xr.DataArray:
+    def _of_set(self, name: str, values: xr.DataArray) -> xr.DataArray:
         """Return the values of a named set."""
         if name in values.coords.get("head_set", ()):
             return values.sel(head_set=name)
-        if not self.sets.get(name):
-            raise NotTestable(f"the rule selects no heads for the set '{name}'")
+        _selected(self.sets, name)
         raise TwoTowersError(
             f"missing set of heads '{name}': expected it in values and control; measure it"
         )
@@ -215,12 +219,11 @@ class Model:
 
         The prompts keep their order. Each split has its own heads, and each prompt is in one split.
         """
-        values = values.assign_coords(at=("prompt", range(values.sizes["prompt"])))
-        splits = []
-        for sets, evaluates in self.cross_fit_splits(values):
-            if not sets.get(claim.heads):
-                raise NotTestable(f"the rule selects no heads for the set '{claim.heads}'")
-            splits.append((sets[claim.heads], evaluates))
+        values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
+        splits = [
+            (_selected(sets, claim.heads), evaluates)
+            for sets, evaluates in self.cross_fit_splits(values)
+        ]
         chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
         random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
         # The same random head in every split.
@@ -233,10 +236,9 @@ class Model:
             )
             for heads, evaluates in splits
         ]
-        joined = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
-        return joined.isel(random_set=0, drop=True), (
-            joined.isel(random_set=slice(1, None)) if random else None
-        )
+        joined = xr.concat(parts, "prompt").sortby("number").drop_vars("number")
+        control = joined.isel(random_set=slice(1, None)) if random else None
+        return joined.isel(random_set=0, drop=True), control
 
 
 class Chapter(Measurements):
@@ -275,7 +277,6 @@ class Chapter(Measurements):
         *,
         denominator: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, xr.DataArray] | None = None,
-        gate: bool = True,
         untestable: Mapping[str, str] | None = None,
         template: str = "",
     ) -> None:
@@ -290,8 +291,6 @@ class Chapter(Measurements):
             denominator: Denominator (prompt,) by model, if the claim is about a share.
             control: The same values of random sets by model, with the additional dimension
                 `random_set`.
-            gate: Whether a model that does not learn the task is "not testable". It is False for
-                the claim that the model learns the task.
             untestable: Reason by model why the claim has no meaning there. Such a model needs no
                 values.
             template: Prompt template, if it is not the one with the highest accuracy.
@@ -305,17 +304,17 @@ class Chapter(Measurements):
             raise TwoTowersError(
                 f"unknown claim '{claim}': expected an id in data/claims.csv; add a line there"
             )
-        rows, reasons = [], dict(untestable or {})
-        for model in {**values, **self.left_out, **reasons}:
+        reasons = {name: why for name, why in self.left_out.items() if name not in values}
+        reasons |= untestable or {}
+        rows = []
+        for model in {**values, **reasons}:
             try:
-                if model in reasons or model not in values:
-                    raise NotTestable(reasons.get(model) or self.left_out[model])
+                if model in reasons:
+                    raise NotTestable(reasons[model])
                 model_denominator = None if denominator is None else denominator[model]
                 random = None if control is None else control.get(model)
                 rows.append(
-                    self._judged(
-                        line, model, values[model], model_denominator, random, gate, template
-                    )
+                    self._judged(line, model, values[model], model_denominator, random, template)
                 )
             except NotTestable as error:
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
@@ -342,36 +341,30 @@ class Chapter(Measurements):
         values: xr.DataArray,
         denominator: xr.DataArray | None,
         random: xr.DataArray | None,
-        gate: bool,
         template: str,
     ) -> EvidenceRow:
         """Return the row of evidence of one claim and model."""
         if name not in self.models:
             raise NotTestable("its answers were not measured, so we cannot tell whether it learns")
         model = self.models[name]
-        if gate:
+        if claim.id != LEARNED:
             model.check_learned()
         effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
             # The files contain the random sets that this rule draws.
             n_sets = random.sizes["random_set"]
-            sets = model.draw_random_sets(
-                model.sets[claim.heads], n_sets // 2 if "directions" in claim.control else n_sets
-            )
-            names = [str(sorted(heads)) for heads in sets] + [
-                str(i) for i in range(len(sets), n_sets)
-            ]
-            control = control.assign_coords(sets=("random_set", names))
-        logit_difference = intervals.mean(model.heads["logit_difference"]).estimate
-        template = template or str(model.template)
+            n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
+            sets = model.draw_random_sets(model.sets[claim.heads], n_drawn)
+            names = [*map(sorted, sets), *range(n_drawn, n_sets)]
+            control = control.assign_coords(sets=("random_set", [*map(str, names)]))
         row = evidence.judge_claim(
             claim,
             name,
             effect,
             denominator=denominator,
             control=control,
-            logit_difference=logit_difference,
-            template=template,
+            logit_difference=intervals.mean(model.heads["logit_difference"]).estimate,
+            template=template or str(model.template),
         )
         if claim.control == "random sets" and model.heads.attrs["key_value_heads"] == 1:
             remark = ", from other layers, since all heads of a layer share their keys"
@@ -396,19 +389,13 @@ class Chapter(Measurements):
             name: Name of the set.
             n_sets: Number of sets to draw. Equal sets count once.
         """
-        heads = self.sets[model][name]
         try:
-            if not heads:
-                raise NotTestable(f"the rule selects no heads for the set '{name}'")
-            return list(
-                dict.fromkeys(
-                    tuple(sorted(drawn))
-                    for drawn in self.models[model].draw_random_sets(heads, n_sets)
-                )
-            )
+            heads = _selected(self.sets[model], name)
+            sets = self.models[model].draw_random_sets(heads, n_sets)
         except NotTestable as error:
             pages.note(f"{model}: no random heads for comparison: {error}.")
             return []
+        return list(dict.fromkeys(tuple(sorted(heads)) for heads in sets))
 
     table = staticmethod(intervals.table)
 
@@ -451,8 +438,8 @@ class Chapter(Measurements):
                 f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
         left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
-        no_model = name in claims.OF_NO_MODEL
-        changes = {} if no_model else self.measured("paper_changes", suite)
+        names_no_model = name in claims.OF_NO_MODEL
+        changes = {} if names_no_model else self.measured("paper_changes", suite)
         marks = {model: evidence.judge_task(data)[1] for model, data in changes.items()}
         rows = [
             verdict_row(
@@ -487,18 +474,12 @@ class Chapter(Measurements):
             display(explore.explorer(measurements, group_by, self.model))
 
     def close(self) -> None:
-        """Write the rows of evidence to `TWOTOWERS_EVIDENCE`, or next to the measurements.
+        """Write the rows of evidence to the folder `TWOTOWERS_EVIDENCE`, which a build sets.
 
         Raises:
-            TwoTowersError: If the folder of a build cannot be written. Otherwise a note says so.
+            TwoTowersError: If the folder cannot be written.
         """
-        default = files.folder(self.settings, self.model) / "evidence"
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or default)
-        try:
-            for chapter in {row.chapter for row in self.rows}:
-                with files.atomic_write(folder / f"{chapter}.csv") as scratch:
-                    pd.DataFrame(self.rows).to_csv(scratch, index=False)
-        except TwoTowersError as error:
-            if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
-                raise
-            pages.note(f"Verdicts are not saved: {error}")
+        folder = os.environ.get("TWOTOWERS_EVIDENCE", "")
+        for chapter in {row.chapter for row in self.rows} if folder else ():
+            with files.atomic_write(Path(folder) / f"{chapter}.csv") as scratch:
+                pd.DataFrame(self.rows).to_csv(scratch, index=False)

@@ -16,7 +16,6 @@ import re
 from typing import Literal
 
 import pandas as pd
-from pydantic import model_validator
 
 from twotowers.paths import data_folder
 from twotowers.tables import Optional, Row, Text, read_csv, read_table
@@ -129,18 +128,6 @@ class PaperResult(Statement):
     agrees: Optional
     part: Optional
     not_run: str
-
-    @model_validator(mode="after")
-    def _judged_or_not_run(self) -> PaperResult:
-        """Check that a result has either a rule or a reason why it was not run."""
-        rule = (self.measure, self.agrees, self.part, self.rule, self.chapter)
-        if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
-            raise ValueError(
-                "expected either measure, agrees, part, rule and chapter, or a reason in not_run"
-            )
-        if not self.not_run and not self.part <= self.agrees:  # type: ignore[operator]
-            raise ValueError("expected 'part' to be at most 'agrees'")
-        return self
 
     def judge(self, value: float) -> str:
         """Return the verdict on a value.

@@ -26,7 +26,7 @@ A claim is not testable on a model in these cases:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -479,11 +479,17 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
         statements: Ids of claims, or names of results of the paper; by default all claims.
 
     Returns:
-        Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model. Without
-            any file there are no rows.
+        Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model.
+
+    Raises:
+        TwoTowersError: If no chapter has written evidence yet.
     """
-    parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
-    rows = pd.concat(parts or [pd.DataFrame(columns=[field.name for field in fields(EvidenceRow)])])
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise TwoTowersError(
+            f"missing evidence in '{folder}': run `make book`, or some chapters, first"
+        )
+    rows = pd.concat(map(read_csv, paths))
     order = [*(statements or claims())]
     rows = rows[rows["claim"].isin(order)].sort_values(
         "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True

@@ -17,7 +17,6 @@ its identity equals the current one. A precomputed file is valid if its versions
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import json
 import os
@@ -213,20 +212,11 @@ def read(path: Path) -> xr.Dataset:
         raise TwoTowersError(
             f"missing measurement '{path}': run `twotowers measure` first"
         ) from None
-    except (OSError, ValueError, RuntimeError):
-        raise TwoTowersError(f"cannot read '{path}': {_why_unreadable(path)}") from None
-
-
-def _why_unreadable(path: Path) -> str:
-    """Return the reason why netCDF refuses a file, and a remedy."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 locks a file that it writes
-    except BlockingIOError:
-        return "another program is writing it; close that program, then try again"
-    except OSError as error:
-        return f"{error.strerror}; change its permissions, then try again"
-    return "it is damaged or cut off; delete it, then measure it again"
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TwoTowersError(
+            f"cannot read '{path}': {error}; wait until no program writes it, or delete it and "
+            "measure it again"
+        ) from None
 
 
 def load(path: Path) -> xr.Dataset:

@@ -34,6 +34,13 @@ MAX_K = 4
 MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
 RANDOM_LISTS, SINGLE_HEADS = 1000, 20
 """Number of random lists for a list of heads, and of other heads for a single head"""
+SETS = {
+    "by attribution": ("attribution", 0.0),
+    "by written logit difference": ("written logit difference", MIN_WRITTEN),
+    "by attention": ("attention difference", 0.0),
+    "by increase": ("increase", 0.0),
+}
+"""Set of heads -> its ranking, and the lower bound that every value exceeds"""
 RANKINGS = ("attribution", "increase", "attention difference", "written logit difference")
 
 
@@ -136,12 +143,11 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
         k: Maximum number of heads of a set.
     """
     means = rankings(heads)
-    sets = {
-        "by attribution": top_heads(means["attribution"], k),
-        "by written logit difference": top_heads(means["written logit difference"], k, MIN_WRITTEN),
-        "by attention": top_heads(means["attention difference"], k),
+    return {
+        name: top_heads(means[ranking], k, minimum)
+        for name, (ranking, minimum) in SETS.items()
+        if ranking in means
     }
-    return sets | ({"by increase": top_heads(means["increase"], k)} if "increase" in means else {})
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
@@ -156,14 +162,7 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     )
 
 
-def matched_sets(
-    heads: Heads,
-    n_layers: int,
-    n_heads: int,
-    group: int,
-    n_sets: int,
-    measured: np.ndarray | None = None,
-) -> list[list[Head]]:
+def matched_sets(heads: Heads, measured: np.ndarray, group: int, n_sets: int) -> list[list[Head]]:
     """Return random sets with the same number of heads in the same layers.
 
     No head is from the key-value groups of `heads`. If a layer has too few such heads, heads of the
@@ -171,67 +170,60 @@ def matched_sets(
 
     Args:
         heads: Set that random sets are matched to.
-        n_layers: Number of layers of the model.
-        n_heads: Number of heads of a layer.
+        measured: Booleans over (layer, head), true for heads that can be drawn.
         group: Number of heads that share their keys and values.
         n_sets: Number of random sets. The same set may occur more than once.
-        measured: Booleans over (layer, head), true for heads that can be drawn; by default all.
 
     Raises:
         NotTestable: If the model has too few other heads.
     """
-    own_groups = {(layer, head // group) for layer, head in heads}
-    free = {
-        layer: [
-            head
-            for head in range(n_heads)
-            if (layer, head // group) not in own_groups
-            and (measured is None or measured[layer, head])
-        ]
-        for layer in range(n_layers)
-    }
-    if sum(map(len, free.values())) < len(heads):
+    free = _outside_groups(heads, measured, group)
+    if free.sum() < len(heads):
         raise NotTestable(
             f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
             "choose a smaller top_k"
         )
     rng, sets = np.random.default_rng([0, 44]), []
     for _ in range(n_sets):
-        pools = {layer: rng.permutation(free[layer]).tolist() for layer in free}
-        picks = []
+        pools = [rng.permutation(np.flatnonzero(in_layer)).tolist() for in_layer in free]
+        drawn = []
         for layer, _ in heads:
-            nearest = min(filter(pools.get, pools), key=lambda near: (abs(near - layer), -near))
-            picks.append(Head(nearest, pools[nearest].pop()))
-        sets.append(picks)
+            layers = [i for i, pool in enumerate(pools) if pool]
+            nearest = min(layers, key=lambda i: (abs(i - layer), -i))
+            drawn.append(Head(nearest, pools[nearest].pop()))
+        sets.append(drawn)
     return sets
 
 
-def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
-    """Return different random lists with the same number of heads, or none.
+def _outside_groups(heads: Heads, measured: np.ndarray, group: int) -> np.ndarray:
+    """Return as booleans (layer, head) the measured heads outside the heads' key-value groups."""
+    free = measured.copy()
+    for layer, head in heads:
+        free[layer, head // group * group :][:group] = False
+    return free
 
-    `matched_sets` draws them. A single head has SINGLE_HEADS others, from its layer and the nearest
-    layers.
+
+def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
+    """Return different random lists of heads for comparison with a list, each of the same length.
+
+    For several heads, `matched_sets` draws RANDOM_LISTS lists. For a single head, the lists are the
+    SINGLE_HEADS nearest heads, from its own layer and the nearest layers. There are no lists if too
+    few heads were measured.
 
     Args:
         heads: List of heads.
         measured: Booleans over (layer, head), true for heads that can be drawn.
         group: Number of heads that share their keys and values.
     """
-    free = measured.values.copy()
     if len(heads) == 1:
-        layer, head = heads[0]
-        free[layer, head // group * group :][:group] = False
-        free_heads = map(Head._make, np.argwhere(free).tolist())
-        return [
-            [near]
-            for near in sorted(free_heads, key=lambda near: abs(near.layer - layer))[:SINGLE_HEADS]
-        ]
-    n_layers, n_heads = free.shape
+        free = np.argwhere(_outside_groups(heads, measured.values, group)).tolist()
+        nearest = sorted(free, key=lambda layer_and_head: abs(layer_and_head[0] - heads[0].layer))
+        return [[Head(*layer_and_head)] for layer_and_head in nearest[:SINGLE_HEADS]]
     try:
-        lists = matched_sets(heads, n_layers, n_heads, group, RANDOM_LISTS, free)
+        lists = matched_sets(heads, measured.values, group, RANDOM_LISTS)
     except NotTestable:
         return []
-    return list({tuple(sorted(one_list)): one_list for one_list in lists}.values())
+    return list({tuple(sorted(random_list)): random_list for random_list in lists}.values())
 
 
 def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
@@ -272,13 +264,9 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         Over (random_set, ..., selected_head).
     """
-    indices = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
-        len(sets), -1 if sets else 0, 2
-    )
-    layer, head = (
-        xr.DataArray(indices[..., axis], dims=("random_set", "selected_head")) for axis in (0, 1)
-    )
-    return values.isel(layer=layer, head=head)
+    indices = np.array(sets, dtype=int).reshape(len(sets), -1 if sets else 0, 2)
+    dims = ("random_set", "selected_head")
+    return values.isel(layer=(dims, indices[..., 0]), head=(dims, indices[..., 1]))
 
 
 def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:

@@ -17,15 +17,10 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import evidence
 from twotowers.claims import NOT_TESTABLE, PaperResult, Statement
-from twotowers.errors import TwoTowersError
 from twotowers.evidence import EvidenceRow
-from twotowers.paths import book_folder, chapter_number, evidence_folder
+from twotowers.paths import book_folder, chapter_number
 from twotowers.tables import shown_name
-
-QUICK = 15
-"""Minimum number of class pairs of a full measurement; fewer are a preview, one block each"""
 
 
 def sentence(statement: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
@@ -66,33 +61,6 @@ def _numbers(row: Any, statement: Statement) -> str:
         )
         text += f"; random lists {row.control:z.2f}{reach}"
     return text + ("" if pd.isna(row.stability) else f"; stable in {row.stability:.0%}")
-
-
-def all_evidence() -> pd.DataFrame:
-    """Return every row of evidence of the current build, for the opening page and the scorecard.
-
-    A note names the models with fewer than QUICK class pairs.
-
-    Returns:
-        Rows of evidence (`evidence.read`).
-
-    Raises:
-        TwoTowersError: If no chapter has written evidence yet.
-    """
-    rows = evidence.read(evidence_folder())
-    if rows.empty:
-        raise TwoTowersError(
-            f"missing evidence in '{evidence_folder()}': run `make book`, or some chapters, first"
-        )
-    for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
-        if pairs < QUICK:
-            note(
-                f"A quick look at {shown_name(str(model))}: {pairs} class pairs, so intervals are "
-                "wide, and few claims can be decided. Verdicts of the book rest on "
-                "evaluation_blocks=50 or "
-                "more."
-            )
-    return rows
 
 
 def verdict_table(
@@ -206,9 +174,4 @@ def note(text: str) -> None:
     Args:
         text: The sentence.
     """
-    words = re.sub(
-        r"(?<!precompute )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])",
-        lambda word: shown_name(word[0]),
-        text,
-    )
-    display(HTML(f'<p class="note">{escape(words)}</p>'))
+    display(HTML(f'<p class="note">{escape(shown_name(text))}</p>'))

@@ -11,13 +11,12 @@ Settings are checked before weights are read. This module does not load torch.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Sequence
+import re
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import build_folder, data_folder
@@ -70,22 +69,6 @@ def read_label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) 
     return tuple(str(row) for row in rows if row.kind in kinds)
 
 
-def _check_labels(labels: Sequence[str]) -> None:
-    """Check that labels are two or more different words.
-
-    Args:
-        labels: Labels of a prompt.
-
-    Raises:
-        TwoTowersError: If there are too few labels, or if a label is not a word.
-    """
-    if len({*labels}) != max(2, len(labels)) or any(not x or x != x.strip() for x in labels):
-        raise TwoTowersError(
-            "expected two or more different labels without spaces at their edges, got "
-            f"{', '.join(map(repr, labels))}"
-        )
-
-
 DEFAULT = dict.fromkeys(("k", "separator", "label_pairs", "prompts"), "auto") | {
     "device_map": "none"
 }
@@ -99,30 +82,20 @@ def _pairs(value: Any) -> list[str]:
     """Return label pairs from a list or a text such as "foo/bar,left/right"."""
     texts = value if isinstance(value, list | tuple) else str(value).split(",")
     pairs = [str(text).strip() for text in texts]
-    for labels in (pair.split("/") for pair in pairs if pair != OWN_NAMES):
-        if len(labels) != 2:
+    for pair in pairs:
+        are_words = re.fullmatch(r"[^\s/]+/[^\s/]+", pair)
+        if pair != OWN_NAMES and not (are_words and len({*pair.split("/")}) == 2):
             raise TwoTowersError(
-                f"expected two words with a slash, such as foo/bar, got '{'/'.join(labels)}'"
+                f"expected two different words with a slash, such as foo/bar, got '{pair}'"
             )
-        _check_labels(labels)
     if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
         raise TwoTowersError("expected each label pair once, in one order")
     return pairs
 
 
-def _name(value: Any) -> Any:
-    """Return a name as text, also one that papermill's -p has turned into a whole number.
-
-    "~" becomes the home folder.
-    """
-    if isinstance(value, float):
-        raise ValueError("expected text, got a number (papermill: -r in place of -p)")
-    return os.path.expanduser(str(value)) if type(value) in (int, str) else value
-
-
-def _out(value: Any) -> Any:
-    """Return the default folder inside the project, and any other folder unchanged."""
-    return str(build_folder() / "measurements") if value == OUT else _name(value)
+def _out(value: str) -> str:
+    """Return the default folder inside the project, or any other folder, in which "~" is home."""
+    return str(build_folder() / "measurements") if value == OUT else os.path.expanduser(value)
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -131,9 +104,11 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 class Settings(BaseModel):
     """All settings with their defaults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True
+    )
 
-    model: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "mini-gpt2"
+    model: Annotated[str, AfterValidator(os.path.expanduser), Field(min_length=1)] = "mini-gpt2"
     """name of an included or precomputed model, folder, or Hugging Face id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts of the prompts: words, sentences (the book's own) or published (public data sets)"""
@@ -160,7 +135,7 @@ class Settings(BaseModel):
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
     """placement on several devices; auto: spread over all devices, ignoring --device; none: one
     device"""
-    out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
+    out: Annotated[str, AfterValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
     @classmethod
@@ -176,9 +151,9 @@ class Settings(BaseModel):
         given = {}
         for name, value in values.items():
             if name not in cls.model_fields:
-                near = difflib.get_close_matches(name, cls.model_fields, 1)
-                known = f"did you mean '{near[0]}'?" if near else ", ".join(cls.model_fields)
-                raise TwoTowersError(f"unknown parameter '{name}': {known}")
+                raise TwoTowersError(
+                    f"unknown parameter '{name}': expected one of {', '.join(cls.model_fields)}"
+                )
             if name == "model" or value not in ("", None, DEFAULT.get(name)):
                 given[name] = value
         try:

@@ -28,8 +28,8 @@ from twotowers.paths import data_folder
 
 NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "mark", "word", "class"), str)
 """Columns that are always text"""
-MODEL_NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
-"""Name of a model at the beginning of a text"""
+MODEL_NAME = re.compile(r"(?<!precompute )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])")
+"""A word that can be the name of a model, not in a path or a command"""
 
 
 class Row(BaseModel):
@@ -47,10 +47,6 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 Text = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$")]
 """A cell that is not empty; a plain `str` may be empty"""
-ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
-"""A class of texts, without "/", which separates the two classes in the name of a pair"""
-
-
 Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
 """A number, or an empty cell"""
 
@@ -146,7 +142,7 @@ def shown_names() -> dict[str, str]:
 
 
 def shown_name(text: str) -> str:
-    """Return a text in which the name of a model at its beginning is written as pages show it.
+    """Return a text in which names of models are written as pages show them, except in commands.
 
         >>> shown_name("smollm2-135m, 18-6")
         'SmolLM2-135M, 18-6'
@@ -154,4 +150,4 @@ def shown_name(text: str) -> str:
     Args:
         text: Any text.
     """
-    return MODEL_NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)
+    return MODEL_NAME.sub(lambda match: shown_names().get(match[0], match[0]), text)

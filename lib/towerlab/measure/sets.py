@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import of_labels
 from twotowers.heads import Head
-from twotowers.pages import QUICK
 
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
@@ -19,6 +19,8 @@ DRAWS, AT_LAST = 20, 100
 at the last position only, which costs less. A file contains its own number of random sets. Sets are
 drawn one after the other, so a file with fewer sets is shorter and not stale: each row of evidence
 prints its number of sets."""
+QUICK = 15
+"""Minimum number of evaluation blocks of a full measurement; fewer are a preview"""
 BY_ATTENTION = "by attention"
 
 
@@ -40,8 +42,9 @@ def random_sets(
         min(n_sets, DRAWS) if pipeline.settings.evaluation_blocks < QUICK else n_sets,
     )
     group = model.n_heads // model.n_key_value_heads
+    every_head = np.ones((model.n_layers, model.n_heads), dtype=bool)
     return {
-        name: head_selection.matched_sets(heads, model.n_layers, model.n_heads, group, n_sets)
+        name: head_selection.matched_sets(heads, every_head, group, n_sets)
         for name, heads in sets.items()
     }
 
