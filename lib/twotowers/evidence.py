@@ -60,7 +60,7 @@ from twotowers.claims import (
 from twotowers.errors import TwoTowersError
 from twotowers.head_selection import random_lists, select_heads, select_sets
 from twotowers.heads import Head, listed, named
-from twotowers.intervals import Interval, check_clusters, mean, means, ratio, resample
+from twotowers.intervals import Interval, mean, means, resample
 from twotowers.tables import read_csv
 
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
@@ -269,7 +269,13 @@ def judge_claim(
     _check_prompts(values, denominator, control)
     if not values.size:
         return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
-    effect = _effect(values, denominator)
+    effect = mean(values, denominator=denominator)
+    are_names = values["label_pair"] == values["class_pair"]
+    if are_names.any() and not are_names.all():
+        raise TwoTowersError(
+            "cannot judge two kinds of labels together: expected either names of classes or "
+            "arbitrary labels; select one kind with measured(name, labels='names')"
+        )
     if np.isnan(effect.estimate) and denominator is not None:
         words = f"the denominator is not clearly above zero: {mean(denominator):+.3f}"
         return verdict_row(claim, model, NOT_TESTABLE, words)
@@ -312,89 +318,51 @@ def judge_claim(
     )
 
 
-def _effect(values: xr.DataArray, denominator: xr.DataArray | None) -> Interval:
-    """Return the mean of the values, or their ratio to the denominator."""
-    return mean(values) if denominator is None else ratio(values, denominator)
-
-
 def _control(
     effect: Interval, values: xr.DataArray, denominator: xr.DataArray | None, control: xr.DataArray
 ) -> Control:
     """Return the control of an effect, from the different random sets."""
-    control = control.isel(random_set=distinct_sets(control))
+    # Sets differ by their names or, without names, by their values, which are equal for equal sets.
+    control = control.transpose("random_set", "prompt")
+    labels = control["sets"] if "sets" in control.coords else control
+    first_occurrences = np.sort(np.unique(labels.values, axis=0, return_index=True)[1])
+    control = control.isel(random_set=first_occurrences)
     mean_control = control.mean("random_set", skipna=False)
     random_effects = means(control) / (1.0 if denominator is None else mean(denominator).estimate)
-    exceedance = float((random_effects >= effect.estimate).mean())
     return Control(
-        _effect(mean_control, denominator),
-        _effect(values - mean_control, denominator),
-        exceedance,
+        mean(mean_control, denominator=denominator),
+        mean(values - mean_control, denominator=denominator),
+        float((random_effects >= effect.estimate).mean()),
         control.sizes["random_set"],
     )
 
 
-def distinct_sets(control: xr.DataArray) -> list[int]:
-    """Return the indices of the different random sets, each at its first occurrence.
-
-    Args:
-        control: Values over (random_set, prompt). Sets differ by their names in the coordinate
-            `sets`. Without it they differ by their values, which are equal for equal sets.
-    """
-    by_numbers = control.transpose("random_set", "prompt")
-    rows = control["sets"] if "sets" in control.coords else by_numbers
-    return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
-
-
 def _check_prompts(
-    values: xr.DataArray,
-    denominator: xr.DataArray | None = None,
-    control: xr.DataArray | None = None,
+    values: xr.DataArray, denominator: xr.DataArray | None, control: xr.DataArray | None
 ) -> None:
-    """Check that all arrays have the same prompts, and that these have labels of one kind.
-
-    Labels are either arbitrary words or the names of the classes.
-
-    Args:
-        values: Over (prompt,).
-        denominator: Over (prompt,).
-        control: Over (random_set, prompt).
-
-    Raises:
-        TwoTowersError: If dimensions or prompts differ, if a coordinate of the clusters is missing,
-            or if both kinds of labels occur.
-    """
-    by_prompt, by_set = ("prompt",), ("random_set", "prompt")
-    parts = {
-        "values": (values, by_prompt),
-        "denominator": (denominator, by_prompt),
-        "control": (control, by_set),
-    }
-    for name, (part, dims) in parts.items():
-        if part is None:
+    """Check that values, denominator and control have their dimensions and the same prompts."""
+    for name, array, dims in (
+        ("values", values, ("prompt",)),
+        ("denominator", denominator, ("prompt",)),
+        ("control", control, ("random_set", "prompt")),
+    ):
+        if array is None:
             continue
-        if {*part.dims} != {*dims}:
-            given = ", ".join(map(str, part.dims))
+        if {*array.dims} != {*dims}:
             raise TwoTowersError(
-                f"wrong dimensions of {name}: expected ({', '.join(dims)}), got ({given}); take "
-                "means over the others first, or name the set of heads in data/claims.csv"
+                f"wrong dimensions of {name}: expected ({', '.join(dims)}), got "
+                f"({', '.join(map(str, array.dims))}); take means over the others first, or name "
+                "the set of heads in data/claims.csv"
             )
-        shared = {*values.coords} & {*part.coords}
         if any(
-            not np.array_equal(values[coord], part[coord])
-            for coord in shared
+            not np.array_equal(values[coord], array[coord])
+            for coord in values.coords.keys() & array.coords.keys()
             if values[coord].dims == ("prompt",)
         ):
             raise TwoTowersError(
                 f"values and {name} differ in their prompts: expected the same prompts in the "
                 "same order; measure both on the same prompts"
             )
-    check_clusters(values)
-    are_names = values["label_pair"] == values["class_pair"]
-    if are_names.any() and not are_names.all():
-        raise TwoTowersError(
-            "cannot judge two kinds of labels together: expected either names of classes or "
-            "arbitrary labels; select one kind with measured(name, labels='names')"
-        )
 
 
 def compare_lists(
@@ -421,17 +389,16 @@ def compare_lists(
     """
     parsed = [Head.parse(str(head)) for head in heads]
     if "selected_head" in values.dims:
-        coords = listed(list(map(Head.parse, values.selected_head.values)))
-        size = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-        values = values.drop_vars("selected_head").assign_coords(coords)
-        values = values.set_index(selected_head=[*size]).unstack("selected_head").reindex(size)
-    is_measured = values.notnull().all([dim for dim in values.dims if dim not in ("layer", "head")])
+        every_head = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
+        values = values.assign_coords(listed([*map(Head.parse, values.selected_head.values)]))
+        values = values.set_index(selected_head=[*every_head]).unstack("selected_head")
+        values = values.reindex(every_head)
+    is_measured = values.notnull().all({*values.dims} - {"layer", "head"})
     group = data.attrs["heads"] // data.attrs["key_value_heads"]
     lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
     value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
     if by_prompt is not None:
-        listed_values = by_prompt.sel(selected_head=named(parsed))
-        by_prompt = statistic(resample(listed_values))
+        by_prompt = statistic(resample(by_prompt.sel(selected_head=named(parsed))))
     random = statistic(select_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
     return value, random, by_prompt
 

@@ -29,7 +29,7 @@ from twotowers.tables import shown_name
 # Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
 OLIVE, GREY = "#b8a100", "#8c8c8c"
-OF_ANYTHING = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
+OTHER_COLOURS = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
 # Colours of everything except heads and labels.
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
@@ -47,7 +47,6 @@ COLOURS = {
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
-LETTERS = 28  # of a name above a panel; a longer one would reach into the next
 
 
 alt.data_transformers.enable("default", max_rows=ROWS)
@@ -106,11 +105,16 @@ def _theme() -> alt.theme.ThemeConfig:
                 "titleLimit": 0,
                 "title": None,
             },
-            "header": {"labelFontSize": 13, "labelFontWeight": 600, "title": None},
+            "header": {
+                "labelFontSize": 13,
+                "labelFontWeight": 600,
+                "labelLimit": 230,  # a longer name would reach into the next panel
+                "title": None,
+            },
             "bar": {"color": BLUE},
             "point": {"filled": True, "size": 50, "color": BLUE},
             "line": {"strokeWidth": 2},
-            "range": {"category": OF_ANYTHING},
+            "range": {"category": OTHER_COLOURS},
         }
     }
 
@@ -124,7 +128,7 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
         title: Title of the legend.
     """
     names = list(dict.fromkeys(names))
-    spare = itertools.cycle(c for c in OF_ANYTHING if c not in map(COLOURS.get, names))
+    spare = itertools.cycle(c for c in OTHER_COLOURS if c not in map(COLOURS.get, names))
     colours = [COLOURS.get(name) or next(spare) for name in names]
     columns = 2 if any(len(name) > 18 for name in names) else 3
     shown = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
@@ -141,20 +145,6 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
         *columns: Names of the columns.
     """
     return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
-
-
-def _short_names(models: pd.Series) -> pd.Series:
-    """Return names of models for a chart, in which long names lose their middle.
-
-    The names of checkpoints often differ only at their ends. If two names would become equal, all
-    names stay long.
-
-    Args:
-        models: Names of models.
-    """
-    names = models.map(shown_name)
-    short = names.where(names.str.len() <= LETTERS, names.str[:12] + "…" + names.str[-15:])
-    return short if short.nunique() == names.nunique() else names
 
 
 def facets(
@@ -178,7 +168,7 @@ def facets(
     """
     if table.empty:
         chart, height = alt.Chart().mark_point(), 0  # Altair cannot infer types of no rows
-    table = table.assign(model=_short_names(table["model"]))
+    table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
     across = table[column].nunique() if column else min(columns, len(names))
     panel = chart.properties(width=max(120, WIDTH // max(1, across) - 65), height=height)
@@ -213,7 +203,7 @@ def forest(table: pd.DataFrame, title: str, null_value: float) -> alt.LayerChart
         title: Title of the axis.
         null_value: Position of the dashed line.
     """
-    table = table.assign(model=_short_names(table["model"]))
+    table = table.assign(model=table["model"].map(shown_name))
     numbers = ("effect", "effect_low", "effect_high", "control")
     tip = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
     base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tip)

@@ -1,7 +1,7 @@
 """Means and ratios over prompts, with intervals for other class pairs and label pairs.
 
-    >>> of = {"class_pair": ("prompt", list("aabbcc")), "label_pair": ("prompt", list("xyzxyz"))}
-    >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=of)
+    >>> pairs = {"class_pair": ("prompt", list("aabbcc")), "label_pair": ("prompt", list("xyzxyz"))}
+    >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=pairs)
     >>> mean(values).n, f"{mean(values):.2f}"
     ((3, 3), '1.10 [0.56, 1.64]')
     >>> round(ratio(values / 2, values).estimate, 6)
@@ -48,7 +48,7 @@ class Interval:
         n: Number of clusters of each factor, such as 20 class pairs and 9 label pairs.
         low, high: Bounds of the 95% interval.
         low90, high90: Bounds of the 90% interval.
-        p: Two-sided p-value of the hypothesis that the estimate is zero.
+        p: Two-sided p-value of the hypothesis that the mean is zero. A ratio has none.
     """
 
     estimate: float
@@ -69,35 +69,17 @@ class Interval:
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
-def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> None:
-    """Check that values have the coordinates of their clusters.
-
-    Args:
-        values: Over (prompt,).
-        clusters: Names of coordinates.
-
-    Raises:
-        TwoTowersError: If a coordinate is missing.
-    """
-    for name in clusters:
-        if name not in values.coords:
-            raise TwoTowersError(
-                f"missing coordinate '{name}' of the values: expected one value for each prompt; "
-                "keep this coordinate when you compute the values"
-            )
-
-
 class Sample:
     """Means (variable,) of variables over the same prompts, with their covariance."""
 
-    def __init__(self, variables: np.ndarray, of: xr.DataArray, clusters: Sequence[str]):
+    def __init__(self, variables: np.ndarray, prompts: xr.DataArray, clusters: Sequence[str]):
         """Check the prompts, and compute the means.
 
         All clusters of the first factor have the same weight.
 
         Args:
             variables: Over (variable, prompt).
-            of: An array over the same prompts, with the coordinates of their clusters.
+            prompts: An array over the same prompts, with the coordinates of their clusters.
             clusters: Names of one or two of these coordinates.
 
         Raises:
@@ -105,22 +87,25 @@ class Sample:
                 missing.
         """
         if variables.ndim != 2:
-            dims = ", ".join(map(str, of.dims))
+            dims = ", ".join(map(str, prompts.dims))
             raise TwoTowersError(
                 f"wrong dimensions of the values: expected (prompt), got ({dims}); take means first"
             )
-        check_clusters(of, clusters)
-        bad = int((~np.isfinite(variables)).sum())
-        if bad:
+        if missing := [name for name in clusters if name not in prompts.coords]:
+            raise TwoTowersError(
+                f"missing coordinate '{missing[0]}' of the values: expected one value for each "
+                "prompt; keep this coordinate when you compute the values"
+            )
+        if bad := int((~np.isfinite(variables)).sum()):
             raise TwoTowersError(
                 f"cannot use {bad} of {variables.size} values: expected finite numbers; find the "
                 "reason, or leave out these prompts"
             )
         variables = variables.astype(float)
-        self.factors = [pd.factorize(of[name].values)[0] for name in clusters]
+        self.factors = [pd.factorize(prompts[name].values)[0] for name in clusters]
         self.n = tuple(len(np.unique(codes)) for codes in self.factors)
         first = self.factors[0]
-        weights = 1 / (self.n[0] * np.bincount(first)[first]) if len(first) else np.full(0, np.nan)
+        weights = 1 / (self.n[0] * np.bincount(first)[first])
         self.means = variables @ weights if len(first) else np.full(len(variables), np.nan)
         self._residuals = (variables - self.means[:, None]) * weights
 
@@ -175,8 +160,12 @@ class Sample:
         return float(stdtrit(self.freedom, quantile))
 
 
-def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """Return the mean over prompts with its interval.
+def mean(
+    values: xr.DataArray,
+    clusters: Sequence[str] = CLUSTERS,
+    denominator: xr.DataArray | None = None,
+) -> Interval:
+    """Return the mean over prompts, or its ratio to another mean, with its interval.
 
     If the means of all clusters are equal, the bounds equal the mean. With fewer than MIN_EQUAL
     such clusters there are no bounds.
@@ -184,10 +173,13 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
     Args:
         values: Over (prompt,).
         clusters: Names of one or two coordinates.
+        denominator: Over (prompt,), of the same prompts, for a `ratio`.
 
     Raises:
         TwoTowersError: As in `Sample`.
     """
+    if denominator is not None:
+        return ratio(values, denominator, clusters)
     sample = Sample(values.values[None], values, clusters)
     estimate, error = float(sample.means[0]), sample.error([1.0])
     if np.isnan(error):
@@ -229,7 +221,7 @@ def ratio(
     wide, narrow = (_fieller(sample.means, covariance, sample.t(q)) for q in (0.975, 0.95))
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
-    return Interval(estimate, sample.n, *wide, *narrow, mean(numerator, clusters).p)
+    return Interval(estimate, sample.n, *wide, *narrow)
 
 
 def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:
@@ -277,13 +269,10 @@ def table(
     for model, data in values.items():
         for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
             part = data.sel(dict(zip(by, entries, strict=True)))
-            if part.isnull().all():
-                number = Interval(np.nan, (0,))
-            elif denominator is None:
-                number = mean(part, clusters)
-            else:
-                number = ratio(part, denominator[model], clusters)
-            rows.append([model, *entries, number.estimate, number.low, number.high, number.n[0]])
+            result = Interval(np.nan, (0,))
+            if part.notnull().any():
+                result = mean(part, clusters, denominator and denominator[model])
+            rows.append([model, *entries, result.estimate, result.low, result.high, result.n[0]])
     return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 
 
