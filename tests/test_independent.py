@@ -15,7 +15,7 @@ from towerlab.measure.ablations import (
     single_head_ablations,
 )
 from towerlab.measure.answers import answers
-from towerlab.measure.heads import heads, increase_by_norm, increases
+from towerlab.measure.heads import heads, increases
 from towerlab.measure.interchanges import interchanges, pairs_of
 from towerlab.measure.label_reads import label_reads, query_key_vectors
 from towerlab.measure.tower_grid import class_directions, tower_grid
@@ -116,8 +116,6 @@ def test_increases(pair, norm, times, float64):
     model, by_hand, encoded, runs = pair
     data = increases(model, encoded[:4] * times, norm=norm)
     check_increases(data, model, by_hand, list(zip(encoded, runs, strict=True))[:2], norm)
-    both = increase_by_norm(model, encoded[:4])["increase"].sel(norm=norm)
-    np.testing.assert_allclose(both, data["increase"][:4], **NEAR)
 
 
 @pytest.mark.slow
@@ -237,10 +235,7 @@ def test_ablations(pair, small_batches, float64):
 def test_every_head_ablated_alone(pair, where, float64):
     model, by_hand, encoded, runs = pair
     data = single_head_ablations(model, encoded, where)
-    assert (
-        data.log_prob_lost.dims == ("prompt", "layer", "head")
-        and str(data.positions.values) == where
-    )
+    assert data.log_prob_lost.dims == ("prompt", "layer", "head")
     for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
         for at in np.ndindex(model.n_layers, by_hand.heads):
             changed = by_hand.run(

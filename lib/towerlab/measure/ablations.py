@@ -91,14 +91,17 @@ def single_head_ablations(
           label's, plain run minus ablated run (nats).
     """
     shape = model.n_layers, model.n_heads
-    heads = [[at] if at[0] >= first_layer else () for at in np.ndindex(shape)]
+    heads = [[head] if head[0] >= first_layer else () for head in np.ndindex(shape)]
     answered = _ablated(model, encoded, [(), *heads], positions)
-    lost = {name: (x[:, :1] - x[:, 1:]).reshape(-1, *shape) for name, x in answered.items()}
+    lost = {
+        name: (values[:, :1] - values[:, 1:]).reshape(-1, *shape)
+        for name, values in answered.items()
+    }
     arrays = {
         "log_prob_lost": lost["log_prob_true"],
         "logit_difference_lost": lost["logit_difference"],
     }
-    data = observations("single_head_ablations", encoded, arrays, positions=positions)
+    data = observations("single_head_ablations", encoded, arrays)
     return data.where(data["layer"] >= first_layer)
 
 
@@ -110,11 +113,10 @@ def _ablated(
 
     def run(_, batch: Prompts) -> Tensors:
         if positions == "last":
-            answered = LastPosition(model, batch).answers([zero_ablate(heads) for heads in runs])
-        else:
-            edits = [zero_ablate(heads, everywhere(batch)) for heads in runs]
-            answered = answers(model, batch, edits)
-        return answers_of(batch, *answered)
+            edits = [zero_ablate(heads) for heads in runs]
+            return answers_of(batch, *LastPosition(model, batch).answers(edits))
+        edits = [zero_ablate(heads, everywhere(batch)) for heads in runs]
+        return answers_of(batch, *answers(model, batch, edits))
 
     return read_batches("ablations", encoded, 1024, run)
 
@@ -146,14 +148,12 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 
 
-def _labels_to_own_text(encoded: Encoded) -> Edges:
-    """Return the edges from each label, and the tokens between it and its text, to its text."""
-    pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
-    return [(slice(stop, label + 1), slice(start, stop)) for label, (start, stop) in pairs]
-
-
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
-    "labels and colons to own text": _labels_to_own_text,
+    # From each label, and the tokens between it and its text.
+    "labels and colons to own text": lambda e: [
+        (slice(stop, label + 1), slice(start, stop))
+        for label, (start, stop) in zip(e.label_positions, e.text_spans, strict=True)
+    ],
     "last position to query": lambda e: [(slice(e.last, None), slice(*e.query_span))],
 }
 
@@ -171,9 +171,9 @@ def closed_edges(
         True where attention is blocked (batch, query, position).
     """
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
-    for row, encoded in enumerate(batch):
-        for begin, end in edges(encoded):
-            closed[row, begin, end] = True
+    for row, e in enumerate(batch):
+        for queries, positions in edges(e):
+            closed[row, queries, positions] = True
     return closed
 
 
@@ -207,17 +207,18 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
     """
 
     def run(_, batch: Prompts) -> Tensors:
-        plain, each = answer(model, batch), []
-        for maker in EDGES.values():
-            each.append(plain)
+        plain, answered = answer(model, batch), []
+        for edges in EDGES.values():
+            answered.append(plain)
             below = block_outputs(model, [cut - 1 for cut in cuts[1:]])
-            with below as shut, edited(model, knockout(model, closed_edges(batch, maker))):
+            with below as outputs, edited(model, knockout(model, closed_edges(batch, edges))):
                 answer(model, batch)
             for cut in cuts[1:]:
-                with restarted(model, cut, shut[cut - 1]):
-                    each.append(answer(model, batch))
-        answered = (torch.stack(of) for of in zip(*each, strict=True))
-        return answers_of(batch, *(of.unflatten(0, (len(EDGES), len(cuts))) for of in answered))
+                with restarted(model, cut, outputs[cut - 1]):
+                    answered.append(answer(model, batch))
+        top, log_prob = map(torch.stack, zip(*answered, strict=True))
+        shape = len(EDGES), len(cuts)
+        return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
     arrays = read_batches("knockouts", encoded, 1024, run)
     return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))
@@ -228,9 +229,8 @@ def _knockouts(pipeline: Pipeline) -> Recipe:
 
     One of the cuts is at the layer of the first head by written logit difference.
     """
-    sets = present(pipeline.head_sets)
-    first = min(
-        layer for layer, _ in sets.get("by written logit difference") or sets["by attribution"]
-    )
+    names = "by written logit difference", "by attribution"
+    heads, *_ = present(pipeline.head_sets, *names).values()
+    first = min(layer for layer, _ in heads)
     cuts = sorted({*default_cuts(pipeline.model.n_layers), first})
     return Recipe(knockouts, pipeline.design.intervention(), (cuts,))

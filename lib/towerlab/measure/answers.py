@@ -29,16 +29,20 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
 
     Args:
         model: Any model.
-        encoded: Prompts.
+        encoded: Prompts in any template.
 
     Returns:
         Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
-        over (prompt,).
+        over (prompt,). The coordinates `k` and `separator` give the template of each prompt.
     """
     arrays = read_batches(
         "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
     )
-    return observations("answers", encoded, arrays)
+    names = {text: name for name, text in SEPARATORS.items()}
+    k = [len(e.prompt.demonstrations) // 2 for e in encoded]
+    separator = [names[e.prompt.separator] for e in encoded]
+    template = {"k": ("prompt", k), "separator": ("prompt", separator)}
+    return observations("answers", encoded, arrays, **template)
 
 
 KS = (1, 2, 4, 8)
@@ -55,11 +59,11 @@ def _templates(pipeline: Pipeline) -> Recipe:
     Only the templates that may be chosen are measured. If the settings give k or the separator, it
     is not varied.
     """
-    s = pipeline.settings
-    ks = [s.k] if s.k else [k for k in KS if k <= head_selection.MAX_K]
+    settings = pipeline.settings
+    ks = [settings.k] if settings.k else [k for k in KS if k <= head_selection.MAX_K]
     # This raises an error if not even the shortest prompt can be read.
-    pipeline.design.selection(Template(ks[0], s.separator or "space"))
-    return Recipe(with_template, _in_templates(pipeline, ks))
+    pipeline.design.selection(Template(ks[0], settings.separator or "space"))
+    return Recipe(answers, _in_templates(pipeline, ks))
 
 
 def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
@@ -72,34 +76,17 @@ def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
     more = _in_templates(pipeline, many)
     if not more:
         return templates
-    others = pipeline.make("demonstrations", Recipe(with_template, more))
+    others = pipeline.make("demonstrations", Recipe(answers, more))
     return joined([templates, others[["logit_difference"]]])
 
 
 def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """Return the prompts of the selection blocks in each template that the model can read."""
-    separator, out = pipeline.settings.separator, []
+    separator, encoded = pipeline.settings.separator, []
     for template in product(ks, [separator] if separator else SEPARATORS):
         with suppress(TwoTowersError):
-            out += pipeline.design.selection(Template(*template))
-    return out
-
-
-def with_template(model: Model, encoded: Prompts) -> xr.Dataset:
-    """Compute answers, with the template of each prompt as coordinates.
-
-    Args:
-        model: Any model.
-        encoded: Prompts in any template.
-
-    Returns:
-        Dataset of `answers`, with the coordinates `k` and `separator` (prompt,).
-    """
-    names = {text: name for name, text in SEPARATORS.items()}
-    k = [len(e.prompt.demonstrations) // 2 for e in encoded]
-    separator = [names[e.prompt.separator] for e in encoded]
-    data = answers(model, encoded)
-    return data.assign_coords(k=("prompt", k), separator=("prompt", separator))
+            encoded += pipeline.design.selection(Template(*template))
+    return encoded
 
 
 def _answers(pipeline: Pipeline) -> Recipe:
@@ -128,5 +115,5 @@ def spread_orders(prompt: Prompt) -> list[str]:
     Returns:
         Patterns from "TTFF" to "FFTT".
     """
-    every = patterns(prompt)
-    return [every[round(i)] for i in np.linspace(0, len(every) - 1, min(ORDERS, len(every)))]
+    orders = patterns(prompt)
+    return [orders[round(i)] for i in np.linspace(0, len(orders) - 1, min(ORDERS, len(orders)))]

@@ -66,8 +66,9 @@ def in_changes(
     Returns:
         Name -> (prompt, change, ...).
     """
-    each = [read(model.encode([change(e.prompt) for e in encoded])) for change in changes.values()]
-    return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
+    changed = (model.encode([change(e.prompt) for e in encoded]) for change in changes.values())
+    results = [*map(read, changed)]
+    return {name: np.stack([result[name] for result in results], 1) for name in results[0]}
 
 
 def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
@@ -85,12 +86,12 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
 
     def read(capture: Capture) -> Tensors:
         weights = at_labels(capture, capture.weights).float()
-        true = own_label_sign(capture, weights)[:, None, None] > 0
-        sums = {
-            "attention_true": (weights * true).sum(-1),
-            "attention_other": (weights * ~true).sum(-1),
+        is_true = own_label_sign(capture, weights)[:, None, None] > 0
+        return {
+            "attention_true": (weights * is_true).sum(-1),
+            "attention_other": (weights * ~is_true).sum(-1),
+            **answers_in(capture),
         }
-        return sums | answers_in(capture)
 
     read_all = partial(read_prompts, "conditions", model, include={"weights"}, read=read)
     arrays = in_changes(model, encoded, changes, read_all)
@@ -115,8 +116,8 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         left, removed = [], []
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
-            *kept, last = (index for index, is_true in enumerate(e.prompt.is_true) if is_true)
-            left.append(weights[..., [e.label_positions[index] for index in kept]].sum(-1))
+            *kept, last = np.flatnonzero(e.prompt.is_true)
+            left.append(weights[..., np.array(e.label_positions)[kept]].sum(-1))
             # A demonstration is its text, colon, label and separator.
             starts = [start for start, _ in (*e.text_spans, e.query_span)]
             removed.append(weights[..., starts[last] : starts[last + 1]].sum(-1))

@@ -39,7 +39,7 @@ from towerlab.model.attention import (
     reading_attention,
     swapped_weights,
 )
-from towerlab.model.edits import UNCHANGED, Edit, answers, everywhere, patch_z, set_attention
+from towerlab.model.edits import UNCHANGED, Edit, answers, patch_z, set_attention
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
@@ -49,8 +49,8 @@ from towerlab.prompts.prompt import Prompts
 Make = Callable[[Heads], Edit]
 """Function that returns the edit of some heads, under one contrast"""
 CONTRASTS = ("attention swapped", *list(DONORS)[:2])
-POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
-QUERIES = ("own", "labels exchanged")
+POSITIONS = ["last position", "query's text", "from the query's text on", "every position"]
+QUERIES = ["own", "labels exchanged"]
 SENDERS = 8
 """Number of heads whose routes are measured"""
 ROUTES = {
@@ -104,7 +104,7 @@ def single_head_effects(
           weights of the plain run, swapped; values come from the current run.
     """
     z, donors = plain_z(model, encoded), donors_of(encoded)
-    every_head = list(np.ndindex(model.n_layers, model.n_heads))
+    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         places = places_of(batch)
@@ -119,16 +119,16 @@ def single_head_effects(
             partial(set_attention, weights=weights),
             *(_donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
         ]
-        edits = [UNCHANGED, *(make([head]) for make in makes for head in every_head)]
+        # The first version is the plain run.
+        edits = [UNCHANGED, *(make([head]) for make in makes for head in all_heads)]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = _differences(last, final)
         # The change by each head in the final stream, with all else as in the plain run.
-        final = last.capture.resid_final
-        sent = [message(last, make([at]), at[0])[:, 0] for make in makes for at in every_head]
-        direct = _differences(last, final + torch.stack([torch.zeros_like(final), *sent]))
+        messages = torch.stack([message(last, edit, edit.first_layer)[:, 0] for edit in edits])
+        direct = _differences(last, last.capture.resid_final + messages)
         shape = len(makes), model.n_layers, model.n_heads
-        swapped = [set_attention(every_head, weights, at) for at in _swapped_positions(batch)]
+        swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
@@ -146,9 +146,13 @@ def single_head_effects(
         }
 
     arrays = read_batches("head_effects", encoded, 2048, run)
-    names = {"query_source": QUERIES, "contrast": contrasts, "swapped_position": POSITIONS}
     return observations(
-        "head_effects", encoded, arrays, **{dim: list(of) for dim, of in names.items()}
+        "head_effects",
+        encoded,
+        arrays,
+        query_source=QUERIES,
+        contrast=list(contrasts),
+        swapped_position=POSITIONS,
     )
 
 
@@ -173,11 +177,11 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
         make = _donated(z, index)
-        every = [(make([head]), route) for route in ROUTES.values() for head in heads]
+        versions = [(make([head]), route) for route in ROUTES.values() for head in heads]
         # The first version is the plain run.
-        final = routed(last, [(UNCHANGED, ROUTES["all"]), *every])
-        shape = len(ROUTES), len(heads)
-        return {"effect_by_route": _effects(_differences(last, final), shape)}
+        final = routed(last, [(UNCHANGED, ROUTES["all"]), *versions])
+        effects = _effects(_differences(last, final), (len(ROUTES), len(heads)))
+        return {"effect_by_route": effects}
 
     arrays = read_batches("path_effects", encoded, 2048, run)
     layer, number = np.reshape(heads, (-1, 2)).astype(int).T
@@ -194,11 +198,11 @@ def _attention_differences(
     last: LastPosition, other: LastPosition, places: Places
 ) -> Float[Tensor, "batch layer head"]:
     """Return the attention differences of the last position with the queries of another run."""
-    each = []
+    layers = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
-        each.append(attention_difference(weights, places)[..., 0].double().cpu())
-    return torch.stack(each, 1)
+        layers.append(attention_difference(weights, places)[..., 0].double().cpu())
+    return torch.stack(layers, 1)
 
 
 def _effects(
@@ -210,12 +214,12 @@ def _effects(
 
 def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     """Return a mask for each of POSITIONS."""
-    every = everywhere(batch)
-    position = torch.arange(every.shape[1])
+    position = torch.arange(len(batch[0].ids))
     start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]
     from_query = position >= start
-    is_last = every & (position == batch[0].last)
-    return torch.stack([is_last, from_query & (position < stop), from_query, every])
+    is_last, everywhere = position == batch[0].last, position >= 0
+    masks = is_last, from_query & (position < stop), from_query, everywhere
+    return torch.stack(torch.broadcast_tensors(*masks))
 
 
 def _head_effects(pipeline: Pipeline) -> xr.Dataset:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
-from towerlab.measure.recipe import Recipe
+from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.increase import increases_along
@@ -147,17 +147,19 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     """
 
     def read(capture: Capture) -> Tensors:
-        by_layer = {"x": capture.resid_pre, "z": capture.z, "ffn": capture.ffn_output}
-        return {name: x.transpose(0, 1) for name, x in by_layer.items()} | {
+        return {
+            "resid_pre": capture.resid_pre.transpose(0, 1),
+            "z": capture.z.transpose(0, 1),
+            "ffn": capture.ffn_output.transpose(0, 1),
             "scale": model.unembedding.norm.scale(capture.resid_final),
             "words": capture.true_ids,
         }
 
     arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
-
-    x, z, ffn, scale, words = (torch.from_numpy(of).to(model.device) for of in arrays.values())
-    x, z, ffn = (of.transpose(0, 1) for of in (x, z, ffn))
-    attention, ffn, heads = increases_along(model, x, z, ffn, scale, words, norm)
+    tensors = {name: torch.from_numpy(array).to(model.device) for name, array in arrays.items()}
+    for name in ("resid_pre", "z", "ffn"):
+        tensors[name] = tensors[name].transpose(0, 1)
+    attention, ffn, heads = increases_along(model, **tensors, norm=norm)
     blocks = torch.stack([attention, ffn], -1)
     increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}
     return observations("paper", encoded, increase, kind=list(KINDS))
@@ -168,24 +170,14 @@ def _increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def increase_by_norm(model: Model, encoded: Prompts) -> xr.Dataset:
-    """Compute the increase of every head with each reading of the final norm.
-
-    Args:
-        model: Any model.
-        encoded: Prompts.
-
-    Returns:
-        Dataset of `increase` (norm, prompt, layer, head), in nats.
-    """
-    each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
-    names = xr.Variable("norm", list(unembed.NORMS))
-    return xr.concat(each, names, coords="minimal", compat="override")
-
-
-def _increase_by_norm(pipeline: Pipeline) -> Recipe:
+def _increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     """Measure the paper's increase of every head on the selection blocks, with both norm scales.
 
     The final norm is frozen, or recomputed for each vector.
     """
-    return Recipe(increase_by_norm, pipeline.design.selection())
+    encoded, parts = pipeline.design.selection(), []
+    for norm in unembed.NORMS:
+        recipe = Recipe(increases, encoded, (norm,), stage=norm)
+        data = pipeline.make("increase_by_norm", recipe)[["increase"]]
+        parts.append(data.expand_dims(norm=[norm]))
+    return joined(parts, "norm")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 
 from towerlab.measure.heads import at_labels, ov_logit_differences
-from towerlab.measure.observations import ANSWERS, Tensors, answers_in, observations, read_prompts
+from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
@@ -40,7 +41,6 @@ from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 VECTORS = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
 WORDS_PER_VECTOR = 10
-LISTED = ("prompt", "selected_head", "demonstration")
 
 
 def label_reads(
@@ -83,8 +83,10 @@ def label_reads(
             "ov_logit_difference": ov_logit_differences(capture, model)[:, layers, numbers],
         }
 
-    each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
-    values = torch.from_numpy(each.pop("values"))
+    arrays: dict[str, Any] = read_prompts(
+        "label reads", model, encoded, {"weights", "values"}, read, 2048
+    )
+    values = torch.from_numpy(arrays.pop("values"))
     if ranks:
         tokens = torch.tensor(  # (prompt, demonstration, 2)
             [[e.label_pair_ids[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
@@ -95,13 +97,13 @@ def label_reads(
                 tokens.flatten(0, 1),
                 model.unembedding,
                 through=model.output_weight(layer)[head],
-            )
+            ).view(tokens.shape)
             for i, (layer, head) in enumerate(heads)
         ]
-        both = torch.stack(of_heads, 1).int().cpu().unflatten(0, tokens.shape[:2]).transpose(1, 2)
-        each |= {"own_rank": both[..., 0].numpy(), "other_rank": both[..., 1].numpy()}
-    arrays = {name: array if name in ANSWERS else (LISTED, array) for name, array in each.items()}
-    return observations("label_reads", encoded, arrays, **listed(heads))
+        own, other = torch.stack(of_heads, 1).int().cpu().numpy().transpose(3, 0, 1, 2)
+        arrays["own_rank"] = own
+        arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
+    return observations("paper", encoded, arrays, **listed(heads))
 
 
 def query_and_keys(
@@ -119,9 +121,9 @@ def query_and_keys(
     Returns:
         Queries (batch, head, d_head), and keys (batch, demonstration, kv_head, d_head).
     """
-    x = model.normed(layer, "attention", capture.stream_inputs[layer])
-    at_labels = x.take_along_dim(capture.label_positions[..., None], 1)
-    return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, at_labels)
+    normed = model.normed(layer, "attention", capture.stream_inputs[layer])
+    of_labels = normed.take_along_dim(capture.label_positions[..., None], 1)
+    return query_key.queries(model, layer, normed[:, -1]), query_key.keys(model, layer, of_labels)
 
 
 def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -141,13 +143,12 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
     """
 
     def read(capture: Capture) -> Tensors:
-        both = [(head, *query_and_keys(model, capture, layer)) for layer, head in heads]
-        return {
-            "query_vector": torch.stack([query[:, head] for head, query, _ in both], 1),
-            "key_vector": torch.stack(
-                [keys[:, :, model.value_head(head)] for head, _, keys in both], 1
-            ),
-        }
+        queries, label_keys = [], []
+        for layer, head in heads:
+            query, keys = query_and_keys(model, capture, layer)
+            queries.append(query[:, head])
+            label_keys.append(keys[:, :, model.value_head(head)])
+        return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(label_keys, 1)}
 
     arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
     return observations("query_key_vectors", encoded, arrays, **listed(heads))
@@ -158,23 +159,20 @@ def _label_reads(pipeline: Pipeline) -> Recipe:
 
     Random sets that are matched to the heads by attribution are also measured.
     """
-    sets = present(pipeline.head_sets)
-    random = random_sets(pipeline, {"by attribution": pipeline.head_sets["by attribution"]})[
-        "by attribution"
-    ]
-    each = list(dict.fromkeys(head for heads in [*sets.values(), *random] for head in heads))
-    return Recipe(label_reads, pipeline.design.intervention(), (each,))
+    name = "by attribution"
+    random = random_sets(pipeline, {name: pipeline.head_sets[name]})[name]
+    sets = [*present(pipeline.head_sets).values(), *random]
+    heads = dict.fromkeys(head for heads in sets for head in heads)
+    return Recipe(label_reads, pipeline.design.intervention(), (list(heads),))
 
 
 def _query_key_vectors(pipeline: Pipeline) -> Recipe:
     """Measure queries and keys of the best head by attention and by written logit difference."""
-    if not pipeline.head_sets["by attention"]:
+    sets = pipeline.head_sets
+    if not sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = [
-        *pipeline.head_sets["by attention"][:1],
-        *pipeline.head_sets["by written logit difference"][:1],
-    ]
-    return Recipe(query_key_vectors, pipeline.design.evaluation(0.5), (list(dict.fromkeys(best)),))
+    best = dict.fromkeys([*sets["by attention"][:1], *sets["by written logit difference"][:1]])
+    return Recipe(query_key_vectors, pipeline.design.evaluation(0.5), (list(best),))
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:
@@ -215,13 +213,15 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
 
     def read(capture: Capture) -> Tensors:
-        at, vectors = capture.label_positions[..., None], []
+        positions, vectors = capture.label_positions[..., None], []
         for layer, head in heads:
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
-            gathered = capture.stream_attention[:layer].sum(0)
-            keys = [x.take_along_dim(at, 1) for x in (capture.stream_inputs[layer], gathered)]
+            streams = capture.stream_inputs[layer], capture.stream_attention[:layer].sum(0)
+            keys = [stream.take_along_dim(positions, 1) for stream in streams]
             query = carried_query(capture, model, layer, head)[:, None]
-            vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
+            # The query follows the labels, once for each vector.
+            rows = [torch.cat([rows.to(value), query.to(value)], 1) for rows in (value, *keys)]
+            vectors.append(torch.stack(rows, 1))
         return {
             "vectors": torch.stack(vectors, 1),
             "scale": model.unembedding.norm.scale(capture.resid_final),
@@ -230,34 +230,31 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
-    x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
-    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, vector, mean, d_model)
-    scales = scale[:, None, None, None].expand(both.shape[:-1])
-    ids = (
-        unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1]
-        .cpu()
-        .numpy()
+    vectors, scale = (
+        torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale")
     )
-    relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
-    n = len(encoded[0].label_positions)
-    # Vectors of all demonstrations, kind by kind, then the vector of the query.
-    for (i, e), demonstration in product(enumerate(encoded), (*range(n), -1)):
-        vectors = slice(-1, None) if demonstration < 0 else slice(demonstration, -1, n)
-        codes = relations_of(e.prompt, demonstration, class_words())
+    # (prompt, head, vector, mean, label or query, d_model)
+    both = torch.stack([vectors, vectors - vectors.mean(0)], 3)
+    scales = scale[:, None, None, None, None].expand(both.shape[:-1])
+    ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1].cpu()
+    tokens, words = (np.array(texts)[ids] for texts in (lexicon.texts, lexicon.plain))
+    relations = np.zeros(ids.shape, np.int8)
+    for (i, e), place in product(enumerate(encoded), range(vectors.shape[3])):
+        codes = relations_of(e.prompt, place, class_words())
         # A label's token may be a piece of it.
-        codes |= {lexicon.plain[of]: codes[label.casefold()] for label, of in e.label_ids.items()}
-        some = ids[i, :, vectors]
-        found = [codes.get(lexicon.plain[token], 0) for token in some.flat]
-        relation[i, :, vectors] = np.reshape(found, some.shape)
-    gathered, in_first = VECTORS.index("key, attention only"), [head.layer == 0 for head in heads]
-    dims = ("prompt", "selected_head", "vector", "demonstration", "mean", "rank")
-    variables: dict = {}
-    for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
-        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(VECTORS), n, *of.shape[3:])
-        of_labels[:, in_first, gathered] = empty
-        variables[name] = dims, of_labels
-        variables[f"query_{name}"] = (*dims[:2], *dims[4:]), of[:, :, -1]
-    names = {"vector": list(VECTORS), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
+        codes |= {lexicon.plain[id_]: codes[label.casefold()] for label, id_ in e.label_ids.items()}
+        here = i, ..., place, slice(None)
+        relations[here] = np.vectorize(codes.get, otypes=[np.int8])(words[here], 0)
+    in_first_layer = [head.layer == 0 for head in heads]
+    tokens[:, in_first_layer, VECTORS.index("key, attention only")] = ""
+    relations[:, in_first_layer, VECTORS.index("key, attention only")] = 0
+    variables = {
+        "token": tokens[..., :-1, :],
+        "relation": relations[..., :-1, :],
+        "query_token": (("prompt", "selected_head", "mean", "rank"), tokens[:, :, 0, :, -1]),
+        "query_relation": relations[:, :, 0, :, -1],
+    }
+    names = {"vector": list(VECTORS), "mean": list(MEAN), "rank": range(1, 1 + ids.shape[-1])}
     return observations("top_tokens", encoded, variables, **listed(heads), **names)
 
 
@@ -290,21 +287,21 @@ def relations_of(
 
     Args:
         prompt: A prompt.
-        demonstration: Number of the demonstration; -1 for the query.
+        demonstration: Number of the demonstration. The query follows the last demonstration.
         words: Class -> words of the class.
 
     Returns:
         Word (lower case) -> index of RELATIONS.
     """
     query = Demonstration(prompt.query, prompt.true_label, prompt.query_class)
-    shown = [*prompt.demonstrations, query]
-    own = shown[demonstration]
+    texts = [*prompt.demonstrations, query]
+    label, cls = texts[demonstration].label, texts[demonstration].cls
     groups: list[tuple[str, Iterable[str]]] = [  # later ones win
-        *(("other class", words.get(d.cls, ())) for d in shown if d.cls != own.cls),
-        ("own class", words.get(own.cls, ())),
-        *(("none", content_words(d.text)) for d in shown),
-        ("own text", content_words(own.text)),
-        *(("own label" if w == own.label else "other label", [w]) for w in prompt.labels),
+        *(("other class", words.get(text.cls, ())) for text in texts if text.cls != cls),
+        ("own class", words.get(cls, ())),
+        *(("none", content_words(text.text)) for text in texts),
+        ("own text", content_words(texts[demonstration].text)),
+        *(("own label" if word == label else "other label", [word]) for word in prompt.labels),
     ]
     return {
         word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group

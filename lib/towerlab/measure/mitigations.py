@@ -31,13 +31,14 @@ from torch import Tensor
 from twotowers.heads import Head, Heads, named
 
 from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
+from towerlab.measure.heads import at_labels
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
 from towerlab.model.attention import places_of
-from towerlab.model.capture import Capture
+from towerlab.model.capture import Capture, label_values
 from towerlab.model.edits import Edit, LayerState
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -67,26 +68,28 @@ def remedied(
         "remedy", and of `attention_true` (change, remedy, prompt, selected_head), the attention on
         true labels of each head in the first set that contains it.
     """
-    each = list(sets.values())
-    set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
+    heads_of_sets = list(sets.values())
+    set_of = {
+        Head(*head): i for i, heads in reversed([*enumerate(heads_of_sets)]) for head in heads
+    }
 
     def run(_, batch: Prompts) -> Tensors:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
-        plain, seen = last.capture, [dict[Head, Tensor]() for _ in each]
+        plain, replaced = last.capture, [dict[Head, Tensor]() for _ in sets]
         if minority(batch[0].prompt)[0]:
-            shortcuts = [_minority_shortcut(plain, model, heads) for heads in each]
+            shortcuts = [_minority_shortcut(plain, model, heads) for heads in heads_of_sets]
             answered = last.answers_of(plain.resid_final + A_C * torch.stack(shortcuts))
         else:
-            pairs = zip(each, seen, strict=True)
-            answered = last.answers([_recency_shortcut(model, *of, plain) for of in pairs])
+            pairs = zip(heads_of_sets, replaced, strict=True)
+            answered = last.answers([_recency_shortcut(model, *pair, plain) for pair in pairs])
         both = (
-            torch.stack([one.expand_as(of), of])
-            for one, of in zip(last.plain_answer(), answered, strict=True)
+            torch.stack([before.expand_as(after), after])
+            for before, after in zip(last.plain_answer(), answered, strict=True)
         )
         weights = []
         for head, i in set_of.items():
-            own = plain.weights[head.layer][:, head.head]
-            weights.append(torch.stack([own, seen[i].get(head, own).to(own)]))
+            before = plain.weights[head.layer][:, head.head]
+            weights.append(torch.stack([before, replaced[i].get(head, before).to(before)]))
         on_true = torch.stack(weights, 1) * (places_of(batch) > 0).to(weights[0])
         return answers_of(batch, *both) | {"attention_true": on_true.sum(-1).float().movedim(-1, 0)}
 
@@ -111,7 +114,7 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
     A label without demonstrations has no position to take anything from, so it is no minority.
 
         >>> from towerlab.prompts.prompt import Demonstration
-        >>> three = [Demonstration(*of) for of in (("a", "foo"), ("b", "foo"), ("c", "bar"))]
+        >>> three = [Demonstration("a", label) for label in ("foo", "foo", "bar")]
         >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
         ('bar', 2.0)
 
@@ -135,23 +138,25 @@ def _minority_shortcut(
 
     It is zero for equal counts.
     """
-    factor = torch.zeros_like(capture.weights[0, :, 0])
-    for row, e in enumerate(capture.prompts):
+    factors = []
+    for e in capture.prompts:
         label, a_v = minority(e.prompt)
-        for position, demonstration in zip(e.label_positions, e.prompt.demonstrations, strict=True):
-            factor[row, position] = a_v * (demonstration.label == label)
+        factors.append([a_v * (d.label == label) for d in e.prompt.demonstrations])
+    weights = at_labels(capture, capture.weights)
+    weights *= torch.tensor(factors).to(weights)[:, None, None]
     total = torch.zeros_like(capture.resid_final)
     for layer, head in heads:
-        values = capture.values[layer][:, model.value_head(head)]
-        z = torch.einsum(
-            "bp,bpk->bk", (capture.weights[layer][:, head] * factor).to(values), values
-        )
+        values = label_values(capture, model, layer)[:, head]
+        z = torch.einsum("bd,bdk->bk", weights[:, layer, head].to(values), values)
         total += z @ model.output_weight(layer)[head].to(total)
     return total
 
 
 def _recency_shortcut(
-    model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
+    model: Model,
+    heads: Heads,
+    replaced: dict[Head, Float[Tensor, "batch position"]],
+    capture: Capture,
 ) -> Edit:
     """Return an edit with the recency shortcut in some heads; later layers respond to it.
 
@@ -160,8 +165,8 @@ def _recency_shortcut(
     learned positions, the position embedding is taken out of the inputs of W_Q and W_K. The norm
     between is linear once its scale is frozen at x, so the inputs are `norm(x) - gamma *
     centre(position embedding) / s(x)`. The influence of the position on the output of earlier
-    layers stays in x, in every architecture. `seen` is filled with the weights that replace each
-    head's own. `capture` needs "streams".
+    layers stays in x, in every architecture. `replaced` is filled with the weights that replace
+    each head's own. `capture` needs "streams".
     """
     part = None
     if model.architecture.positions == "learned":
@@ -178,14 +183,14 @@ def _recency_shortcut(
             inputs = inputs - norm.normalise(part.to(x), norm.scale(x)).to(inputs.dtype)
         position = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
         query, key = (
-            query_key.rotated(model, layer, of(model, layer, inputs).transpose(1, 2), position)
-            for of in (query_key.queries, query_key.keys)
+            query_key.rotated(model, layer, read(model, layer, inputs).transpose(1, 2), position)
+            for read in (query_key.queries, query_key.keys)
         )
         free = state.attention._replace(query=query, key=key, scaling=1.0).last()
-        own = state.attention.select_heads(in_layer)
-        weights = SHARE[0] * own.weights() + SHARE[1] * free.select_heads(in_layer).weights()
-        seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
-        return own.z(weights)
+        original = state.attention.select_heads(in_layer)
+        weights = SHARE[0] * original.weights() + SHARE[1] * free.select_heads(in_layer).weights()
+        replaced.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
+        return original.z(weights)
 
     return Edit(heads, compute_z)
 

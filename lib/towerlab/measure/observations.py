@@ -76,14 +76,14 @@ def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
     Returns:
         Name -> variable.
     """
-    dims = {name: row.dims for name, row in variables().get(measurement, {}).items()}
+    dims = {name: row.dims for name, row in variables()[measurement].items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
     out = {}
-    for name, x in arrays.items():
-        if not isinstance(x, tuple):
+    for name, array in arrays.items():
+        if not isinstance(array, tuple):
             prompt_first = sorted(dims[name], key="prompt".__ne__)
-            x = xr.Variable(prompt_first, x).transpose(*dims[name])
-        out[name] = x
+            array = xr.Variable(prompt_first, array).transpose(*dims[name])
+        out[name] = array
     return out
 
 

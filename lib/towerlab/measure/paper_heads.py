@@ -197,7 +197,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     ablated = with_exchanged(design, selection, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
-    lost = single["log_prob_lost"].mean("prompt").drop_vars("positions")
+    lost = single["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, selection), lost)
 
     evaluated = with_exchanged(design, evaluation, min(JUDGE, design.n_prompts // 2 or 1))

@@ -73,11 +73,13 @@ def write(data: xr.Dataset, path: Path) -> None:
         # Texts are stored as characters, which compress; strings of varying length do not.
         if array.dtype.kind in "UO":
             return SMALL | {"dtype": "S1"}
-        if array.dtype.kind != "f" or not array.ndim:
-            return SMALL if array.ndim else {}
+        if array.dtype.kind != "f":
+            return SMALL
         return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
 
-    encodings: dict[Hashable, Any] = {name: encoding(x) for name, x in data.variables.items()}
+    encodings: dict[Hashable, Any] = {
+        name: encoding(array) for name, array in data.variables.items()
+    }
     with files.deferred_signals(), files.atomic_write(path) as scratch:
         data.to_netcdf(scratch, engine="netcdf4", encoding=encodings)
 
@@ -94,9 +96,9 @@ def save(name: str, data: xr.Dataset, path: Path, attributes: Mapping[str, Any])
     Raises:
         TwoTowersError: If the file cannot be written.
     """
-    units = {v: row.units for v, row in catalogue.variables().get(name, {}).items() if v in data}
-    out = data[[*units]].assign({v: data[v].assign_attrs(units=unit) for v, unit in units.items()})
-    write(out.assign_attrs(attributes, measurement=name), path)
+    rows = [row for row in catalogue.variables()[name].values() if row.variable in data]
+    variables = {row.variable: data[row.variable].assign_attrs(units=row.units) for row in rows}
+    write(data[[*variables]].assign(variables).assign_attrs(attributes, measurement=name), path)
 
 
 def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
@@ -390,8 +392,8 @@ class Pipeline:
         save(name, data, path, self._attributes(name, seconds))
         for file in path.parent.glob(f".{name}.*.part"):
             file.unlink(missing_ok=True)
-        why = data.attrs.get(NOT_TESTABLE)
-        result = f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"
+        reason = data.attrs.get(NOT_TESTABLE)
+        result = f"is not testable: {reason}" if reason else f"measured in {seconds:.0f} s"
         say(f"{self.name}: {name} {result}")
         return files.load(path)
 
@@ -459,7 +461,7 @@ class Pipeline:
 
     def _attributes(self, name: str, seconds: float) -> dict[str, str | int | float]:
         """Return the attributes of the file of a measurement."""
-        model, of_paper = self.model, catalogue.row_of(name).prompts == "paper_sets"
+        model = self.model
         return {
             "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,
             "quantisation": getattr(model.config, "made_from", {}).get("quantisation", ""),
@@ -469,7 +471,6 @@ class Pipeline:
             "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
                        f"{self.settings.device}",
-            "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
-            "labels_left_out": "" if of_paper else ", ".join(self.design.unsayable),
+            "libraries": f"torch {version('torch')}, transformers {version('transformers')}",
             "licence": "MIT",
         }  # fmt: skip

@@ -37,10 +37,9 @@ def random_sets(
     Returns:
         Name -> random sets.
     """
-    model, n_sets = (
-        pipeline.model,
-        min(n_sets, DRAWS) if pipeline.settings.evaluation_blocks < QUICK else n_sets,
-    )
+    model = pipeline.model
+    if pipeline.settings.evaluation_blocks < QUICK:
+        n_sets = min(n_sets, DRAWS)
     group = model.n_heads // model.n_key_value_heads
     every_head = np.ones((model.n_layers, model.n_heads), dtype=bool)
     return {
@@ -66,11 +65,11 @@ def other_halves(
         heads.
     """
     selection = of_labels(pipeline.measured("selection"), "arbitrary")
-    prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
+    prompts = observations("heads", encoded, {}).assign(number=("prompt", range(len(encoded))))
     splits = []
     for selecting, evaluating in head_selection.cross_fit_splits(selection, prompts):
         heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[name]
-        splits.append(([encoded[i] for i in evaluating["at"].values], heads))
+        splits.append(([encoded[i] for i in evaluating["number"].values], heads))
     return splits if all(heads for _, heads in splits) else []
 
 

@@ -84,28 +84,25 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
         The dimensions of label keys are (prompt, demonstration, layer, kv_head, d_head).
         """
         layers = [query_and_keys(model, capture, layer) for layer in range(model.n_layers)]
-        last, labels = zip(*layers, strict=True)
-        return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
+        queries, keys = zip(*layers, strict=True)
+        return {"query": torch.stack(queries, 1), "keys": torch.stack(keys, 2)}
 
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
-    classes = {
-        "query": np.array([e.prompt.query_class for e in encoded]),
-        "keys": np.array([[d.cls for d in e.prompt.demonstrations] for e in encoded]),
-    }
-
-    def difference(name: str, pair: str) -> np.ndarray:
-        first, second = (
-            vectors[name][classes[name] == cls].mean(0, dtype=float) for cls in pair.split("/")
-        )
-        return first - second
-
     pairs = sorted({e.prompt.dataset for e in encoded})
-    query, keys = ([difference(name, pair) for pair in pairs] for name in classes)
-    variables = {
-        "query": (("class_pair", "layer", "head", "d_head"), query),
-        "keys": (("class_pair", "layer", "kv_head", "d_head"), keys),
-    }
-    return xr.Dataset(variables, {"class_pair": pairs})
+    directions = xr.Dataset(coords={"class_pair": pairs})
+    for name, head, classes in (
+        ("query", "head", [e.prompt.query_class for e in encoded]),
+        ("keys", "kv_head", [[d.cls for d in e.prompt.demonstrations] for e in encoded]),
+    ):
+        differences = []
+        for pair in pairs:
+            first, second = (
+                vectors[name][np.array(classes) == cls].mean(0, dtype=float)
+                for cls in pair.split("/")
+            )
+            differences.append(first - second)
+        directions[name] = ("class_pair", "layer", head, "d_head"), differences
+    return directions
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -120,9 +117,9 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
     """
     rng = np.random.default_rng(seed)
 
-    def random(x: xr.DataArray) -> xr.DataArray:
-        normal = x.copy(data=rng.normal(size=x.shape))
-        return normal * np.sqrt((x**2).sum("d_head") / (normal**2).sum("d_head"))
+    def random(vectors: xr.DataArray) -> xr.DataArray:
+        normal = vectors.copy(data=rng.normal(size=vectors.shape))
+        return normal * np.sqrt((vectors**2).sum("d_head") / (normal**2).sum("d_head"))
 
     return directions.map(random)
 
@@ -156,28 +153,30 @@ def steering(
     Returns:
         Edits of the last position, one for each pair of coefficients.
     """
-    of_prompt = directions.sel(class_pair=[e.prompt.dataset for e in batch])
+    of_prompts = directions.sel(class_pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
     last = torch.tensor(batch[0].last, device=model.device)
-    at = torch.tensor([e.label_positions for e in batch], device=model.device)
-    first = [
-        [d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch
-    ]
-    sign = torch.where(torch.tensor(first), 1, -1).to(at)[:, None, :, None]
+    positions = torch.tensor([e.label_positions for e in batch], device=model.device)
+    signs = torch.tensor(
+        [
+            [1 if e.prompt.dataset.startswith(f"{d.cls}/") else -1 for d in e.prompt.demonstrations]
+            for e in batch
+        ]
+    ).to(positions)[:, None, :, None]
     queries, keys = {}, {}
     for layer in {layer for layer, _ in heads}:
         query, key = (
-            torch.from_numpy(of_prompt[name].isel(layer=layer).values).to(model.device, dtype)
+            torch.from_numpy(of_prompts[name].isel(layer=layer).values).to(model.device, dtype)
             for name in ("query", "keys")
         )
         queries[layer] = query_key.rotated(model, layer, query, last)
-        keys[layer] = query_key.rotated(model, layer, key[:, :, None] * sign, at[:, None])
+        keys[layer] = query_key.rotated(model, layer, key[:, :, None] * signs, positions[:, None])
     return [
         steer(
             heads,
-            {layer: by_query * x for layer, x in queries.items()},
-            {layer: by_keys * x for layer, x in keys.items()},
-            at,
+            {layer: by_query * query for layer, query in queries.items()},
+            {layer: by_keys * key for layer, key in keys.items()},
+            positions,
         )
         for by_query, by_keys in product(coefficients, repeat=2)
     ]
@@ -213,9 +212,13 @@ def tower_grid(
     shape = len(moved), len(coefficients), len(coefficients)
 
     def run(_, batch: Prompts) -> Tensors:
-        each = (steering(model, batch, *of, coefficients) for of in moved.values())
-        answered = LastPosition(model, batch).answers([edit for edits in each for edit in edits])
-        return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
+        edits = [
+            edit
+            for heads, directions in moved.values()
+            for edit in steering(model, batch, heads, directions, coefficients)
+        ]
+        top, log_prob = LastPosition(model, batch).answers(edits)
+        return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
     arrays = read_batches("towers moved", encoded, 2048, run)
     grid = {f"{tower}_coefficient": list(coefficients) for tower in ("query", "key")}
@@ -259,17 +262,20 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
         The prompts of each half, and their heads and directions. The list is empty if there are no
         such heads, or if a half lacks one of the classes.
     """
-    first = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
+    first_half = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
+
+    def in_half(prompts: Sequence[Encoded], is_first: bool) -> list[Encoded]:
+        return [e for e in prompts if (frozenset(e.prompt.labels) in first_half) == is_first]
+
     directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
     halves: list[tuple[list[Encoded], Moved]] = []
-    for half in (True, False):
-        own = [e for e in encoded if (frozenset(e.prompt.labels) in first) == half]
-        classes = {cls for e in own for cls in e.prompt.dataset.split("/")}
-        others = [e for e in directing if (frozenset(e.prompt.labels) in first) != half]
-        others = [e for e in others if e.prompt.query_class in classes]
-        if not heads or not own or classes != {e.prompt.query_class for e in others}:
+    for is_first in (True, False):
+        prompts = in_half(encoded, is_first)
+        classes = {cls for e in prompts for cls in e.prompt.dataset.split("/")}
+        others = [e for e in in_half(directing, not is_first) if e.prompt.query_class in classes]
+        if not heads or not prompts or classes != {e.prompt.query_class for e in others}:
             return []
-        halves.append((own, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
+        halves.append((prompts, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
     return halves
 
 
@@ -298,20 +304,21 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     measured_in = (
         [(encoded, _along(directions, present(sets)))],
         [
-            (some, _along(directions, {f"{BY_ATTENTION}, other halves": heads}))
-            for some, heads in other_halves(pipeline, BY_ATTENTION, encoded)
+            (prompts, _along(directions, {f"{BY_ATTENTION}, other halves": heads}))
+            for prompts, heads in other_halves(pipeline, BY_ATTENTION, encoded)
         ],
         other_labels(pipeline, encoded),
     )
-    data = []
+    datasets = []
     for i, splits in enumerate(measured_in):
-        parts = []
-        for j, (some, moved) in enumerate(splits):
-            recipe = Recipe(tower_grid, some, (COEFFICIENTS,), moved, stage=f"{i} {j}")
-            parts.append(pipeline.make("tower_grid", recipe))
-        if parts:
-            data.append(joined(parts).sortby("block"))
-    return joined(data, "head_set")
+        recipes = [
+            Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=f"{i} {j}")
+            for j, (prompts, moved) in enumerate(splits)
+        ]
+        if recipes:
+            parts = [pipeline.make("tower_grid", recipe) for recipe in recipes]
+            datasets.append(joined(parts).sortby("block"))
+    return joined(datasets, "head_set")
 
 
 def _along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
@@ -326,12 +333,18 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
     attention along twenty random directions.
     """
     sets, directions = present(pipeline.head_sets, BY_ATTENTION), _directions_of(pipeline)
-    heads, seed = sets[BY_ATTENTION], pipeline.settings.seed
     random = [
-        *((other, directions) for other in random_sets(pipeline, sets)[BY_ATTENTION]),
-        *((heads, random_directions(directions, [seed, i])) for i in range(DRAWS)),
+        *((heads, directions) for heads in random_sets(pipeline, sets)[BY_ATTENTION]),
+        *(
+            (sets[BY_ATTENTION], random_directions(directions, [pipeline.settings.seed, i]))
+            for i in range(DRAWS)
+        ),
     ]
-    some, moved = pipeline.design.intervention()[:PROMPTS], _along(directions, sets)
     return Recipe(
-        tower_grid, some, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
+        tower_grid,
+        pipeline.design.intervention()[:PROMPTS],
+        (FEW,),
+        _along(directions, sets),
+        {BY_ATTENTION: random},
+        drawn="random sets and directions",
     )
