@@ -23,9 +23,7 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     word = encoded.true_id
     assert float(data["sum_error"]) < 1e-12
     length, width = len(encoded.ids), len(slow.coefficients[0])
-    biases = sum(model.output_bias(0) is not None for _ in range(1)) + (
-        model.ffn_bias(0) is not None
-    )
+    biases = sum(model.output_bias(0, block) is not None for block in ("attention", "ffn"))
     assert int(data["n_parts"]) == 1 + model.n_layers * (model.n_heads * length + width + biases)
     for layer, head in heads:
         vectors = [slow.head(layer, h) for h in range(model.n_heads)]

@@ -84,12 +84,12 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     Raises:
         TwoTowersError: If a head is outside the model.
     """
-    for at, number in heads:
-        if not (0 <= at < model.n_layers and 0 <= number < model.n_heads):
-            raise TwoTowersError(
-                f"unknown head '{at}-{number}' of '{model.name}': expected layers up to "
-                f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
-            )
+    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
+    if unknown := named(head for head in heads if head not in all_heads):
+        raise TwoTowersError(
+            f"unknown head '{unknown[0]}' of '{model.name}': expected layers up to "
+            f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
+        )
     (encoded,) = model.encode([prompt])
     runs = {"before": capture(model, [encoded], {"weights"})}
     with edited(model, zero_ablate(heads, everywhere([encoded]))):
@@ -97,24 +97,26 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
 
     p = {when: run.logits[0].double().softmax(-1).cpu().numpy() for when, run in runs.items()}
     top = np.argsort(-p["after"], kind="stable")[:TOP_TOKENS].tolist()
-    tokens = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
-    texts = {"token": [_token_text(model, token) for token in tokens]}
-    answer = pd.DataFrame(texts | {when: of[tokens] for when, of in p.items()})
-
-    table = pd.DataFrame(np.ndindex(model.n_layers, model.n_heads), columns=["layer", "head"])
+    ids = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
+    answer = pd.DataFrame({"token": [_token_text(model, token) for token in ids]})
+    table = pd.DataFrame(all_heads, columns=["layer", "head"])
     for when, run in runs.items():
+        answer[when] = p[when][ids]
         table[when] = head_logit_differences(run, model).flatten().cpu().numpy()
 
     layer, head = zip(*(heads or strongest(table)), strict=True)
-    shown = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
-    attention = pd.DataFrame({"demonstration": shown})
+    demonstrations = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
+    attention = pd.DataFrame({"demonstration": demonstrations})
     for when, run in runs.items():
         mean = run.weights[layer, 0, head].double().mean(0)
         attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
 
-    said = [f"“{_token_text(model, int(x.argmax()))}” ({x.max():.0%})" for x in p.values()]
-    change = f"; with {', '.join(named(heads))} zeroed it says {said[1]}" if heads else ""
-    return Effect(answer, attention, table, f"The model says {said[0]}{change}.")
+    before, after = (
+        f"“{_token_text(model, int(shares.argmax()))}” ({shares.max():.0%})"
+        for shares in p.values()
+    )
+    change = f"; with {', '.join(named(heads))} zeroed it says {after}" if heads else ""
+    return Effect(answer, attention, table, f"The model says {before}{change}.")
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:

@@ -225,7 +225,8 @@ def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> Tensors:
     total, n_parts = widen(capture.resid_pre[0, 0]).clone(), 1
     n_positions = len(capture.prompts[0].ids)
     for layer, neurons in enumerate(capture.neurons[:, 0]):
-        biases = [b for b in (model.output_bias(layer), model.ffn_bias(layer)) if b is not None]
+        both = (model.output_bias(layer, block) for block in ("attention", "ffn"))
+        biases = [bias for bias in both if bias is not None]
         for part in (vectors[layer].sum(0), neurons @ model.ffn_weight(layer).to(neurons), *biases):
             total += widen(part.to(total.device))
         n_parts += model.n_heads * n_positions + len(neurons) + len(biases)

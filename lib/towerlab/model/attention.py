@@ -244,13 +244,13 @@ def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any
         Layer -> output of its block, filled in the order of the layers.
     """
     outputs: dict[int, Any] = {}
-
-    def keep(layer: int, _, args: tuple, output: Any) -> None:
-        outputs[layer] = output
-
     with ExitStack() as stack:
         for layer in layers:
-            stack.enter_context(model.blocks[layer].register_forward_hook(partial(keep, layer)))
+
+            def keep(_, args: tuple, output: Any, layer=layer) -> None:
+                outputs[layer] = output
+
+            stack.enter_context(model.blocks[layer].register_forward_hook(keep))
         yield outputs
 
 

@@ -261,8 +261,8 @@ def label_values(
         Value vectors (batch, head, demonstration, d_head). Under grouped-query attention, shared
         vectors are repeated.
     """
-    at = capture.label_positions[:, None, :, None]
-    return model.for_query_heads(capture.values[layer].take_along_dim(at, 2))
+    positions = capture.label_positions[:, None, :, None]
+    return model.for_query_heads(capture.values[layer].take_along_dim(positions, 2))
 
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch demonstration"]:
@@ -275,6 +275,5 @@ def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch demon
     Returns:
         Signs (batch, demonstration).
     """
-    return torch.tensor(
-        [[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]
-    ).to(like)
+    is_true = torch.tensor([e.prompt.is_true for e in capture.prompts])
+    return torch.where(is_true, 1, -1).to(like)

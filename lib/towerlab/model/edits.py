@@ -122,9 +122,6 @@ class Edit(NamedTuple):
         state.z[:, heads] = z
 
 
-UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
-
-
 @contextmanager
 def edited(model: Model, *edits: Edit) -> Iterator[None]:
     """Apply edits, in their order, to every forward pass inside the `with` block.
@@ -178,10 +175,8 @@ def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogPro
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
         label (edit, prompt, label).
     """
-    results = []
-    with block_outputs(
-        model, {edit.first_layer - 1 for edit in edits if edit.first_layer}
-    ) as outputs:
+    results, below = [], {edit.first_layer - 1 for edit in edits if edit.first_layer}
+    with block_outputs(model, below) as outputs:
         plain = answer(model, batch)
     for edit in edits:
         first = edit.first_layer
@@ -216,6 +211,9 @@ def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None =
     return Edit(
         heads, lambda layer, in_layer, state: torch.zeros_like(state.z[:, in_layer]), positions
     )
+
+
+UNCHANGED = zero_ablate(())
 
 
 def patch_z(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
@@ -281,12 +279,9 @@ def interchange(
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        current, taken = (
-            getattr(either, part)
-            for either in (attention, source[layer].attention.select_heads(in_layer))
-        )
+        taken = getattr(source[layer].attention.select_heads(in_layer), part)
         if kind != "query":
-            index = _index(current, label_positions)
+            current, index = getattr(attention, part), _index(taken, label_positions)
             taken = current.scatter(2, index, taken.gather(2, index))
         return attention._replace(**{part: taken}).z()
 
@@ -317,23 +312,24 @@ def steer(
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        moved = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
-        added = moved.select_heads(in_layer)
-        by_key = attention.key.scatter_add(
-            2, _index(attention.key, label_positions), added.key.to(attention.key)
+        vectors = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
+        added, index = vectors.select_heads(in_layer), _index(attention.key, label_positions)
+        steered = attention._replace(
+            query=attention.query + (added.query / attention.scaling).to(attention.query),
+            key=attention.key.scatter_add(2, index, added.key.to(attention.key)),
         )
-        by_query = attention.query + (added.query / attention.scaling).to(attention.query)
-        return attention._replace(query=by_query, key=by_key).z()
+        return steered.z()
 
     return Edit(heads, compute_z)
 
 
-def _index(x: Tensor, positions: Tensor) -> Tensor:
-    """Return `positions` as an index along the positions of x (batch, head, position, d_head)."""
-    return positions.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
+def _index(keys: Tensor, positions: Tensor) -> Tensor:
+    """Return positions as an index along dimension 2 of keys (batch, head, position, d_head)."""
+    index = positions.to(keys.device)[:, None, :, None]
+    return index.expand(-1, keys.shape[1], -1, keys.shape[-1])
 
 
-def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit:
+def knockout(model: Model, blocked: Bool[Tensor, "batch query position"]) -> Edit:
     """Return an edit that blocks attention between positions, in all heads.
 
     The scores are masked before the softmax, so the blocked weight is exactly zero and the other
@@ -341,7 +337,7 @@ def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit
 
     Args:
         model: Any model.
-        closed: True where attention from the query to the position is blocked (batch, query,
+        blocked: True where attention from the query to the position is blocked (batch, query,
             position).
 
     Returns:
@@ -350,8 +346,7 @@ def knockout(model: Model, closed: Bool[Tensor, "batch query position"]) -> Edit
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        return attention._replace(
-            mask=attention.mask & ~closed[:, None].to(attention.mask.device)
-        ).z()
+        mask = attention.mask & ~blocked[:, None].to(attention.mask.device)
+        return attention._replace(mask=mask).z()
 
-    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), compute_z, closed.any(-1))
+    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), compute_z, blocked.any(-1))

@@ -155,7 +155,7 @@ def _states(
     first state plus the vector of each head.
     """
     vectors = torch.einsum("nhk,hkd->hnd", z, model.output_weight(layer).to(z))
-    bias = model.output_bias(layer)
+    bias = model.output_bias(layer, "attention")
     bias = vectors.new_zeros(model.d_model) if bias is None else bias.to(vectors)
     between = x + vectors.sum(0) + bias
     return torch.cat([torch.stack([x, between, between + ffn]), x + vectors]), vectors, bias

@@ -110,9 +110,10 @@ def load(
     except (TwoTowersError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # readers raise anything; a panic of Rust is not an Exception
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise TwoTowersError(
-            f"cannot load '{name}': {why}; {WHOLE}, or choose a narrower dtype if memory is short"
+            f"cannot load '{name}': {reason}; {WHOLE}, or choose a narrower dtype if memory is "
+            "short"
         ) from None
     _check_weights(name, hf, report)
     rows = hf.get_input_embeddings().num_embeddings
@@ -259,11 +260,11 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0][:120]
+        reason = str(error).strip().partition("\n")[0][:120]
         known = sorted({*included_models(), *precomputed_models()})
         raise TwoTowersError(
             f"unknown model '{name[:200]}': expected a folder of safetensors, a hub id, or one of "
-            f"{', '.join(known)} ({why}); check the name"
+            f"{', '.join(known)} ({reason}); check the name"
         ) from None
 
 

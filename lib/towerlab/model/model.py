@@ -357,8 +357,8 @@ class Model:
         Returns:
             The norm, or None, as in most architectures.
         """
-        out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
-        return None if out == module else self.part(layer, module)
+        linear, module = self.part(layer, f"{block}_out"), self.part(layer, f"{block}_block")
+        return None if module is linear else module
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
@@ -384,16 +384,17 @@ class Model:
             self.n_heads, self.d_head, self.d_model
         )
 
-    def output_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        """Return the bias of the attention output, which belongs to the block and to no head.
+    def output_bias(self, layer: int, block: str) -> Float[Tensor, "d_model"] | None:
+        """Return the bias of W_O or fc2, which belongs to the block and to no head or neuron.
 
         Args:
             layer: Layer of the block.
+            block: "attention" for W_O, "ffn" for fc2.
 
         Returns:
             Bias (d_model,), or None.
         """
-        return _bias(self.part(layer, "attention_out"))
+        return _bias(self.part(layer, f"{block}_out"))
 
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """Return fc2, whose row k is the value vector of neuron k.
@@ -408,17 +409,6 @@ class Model:
             Value vectors (neuron, d_model).
         """
         return self._output_matrix(layer, "ffn")
-
-    def ffn_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        """Return the bias of the FFN output, which belongs to the block and to no neuron.
-
-        Args:
-            layer: Layer of the block.
-
-        Returns:
-            Bias (d_model,), or None.
-        """
-        return _bias(self.part(layer, "ffn_out"))
 
     def subkeys(
         self, layer: int
@@ -435,13 +425,12 @@ class Model:
         Returns:
             Rows (map, neuron, d_model), and biases (map, neuron) or None.
         """
+        n_neurons = _matrix_of(self.part(layer, "ffn_out")).shape[1]
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
-        size = _matrix_of(self.part(layer, "ffn_out")).shape[1]
-        keys = [_matrix_of(linear).detach().unflatten(0, (-1, size)) for linear in maps]
-        biases = [
-            bias.unflatten(0, (-1, size)) for linear in maps if (bias := _bias(linear)) is not None
-        ]
-        return torch.cat(keys), torch.cat(biases) if biases else None
+        rows = torch.cat([_matrix_of(linear).detach() for linear in maps])
+        biases = [bias for linear in maps if (bias := _bias(linear)) is not None]
+        bias = torch.cat(biases).unflatten(0, (-1, n_neurons)) if biases else None
+        return rows.unflatten(0, (-1, n_neurons)), bias
 
     @property
     def parallel(self) -> bool:
@@ -472,18 +461,18 @@ class Model:
         linear = self.part(layer, "attention").get_submodule(
             maps[which] if layout == "separate" else maps[0]
         )
-        heads = [self.n_heads, self.n_key_value_heads, self.n_key_value_heads]
+        n_heads = [self.n_heads, self.n_key_value_heads, self.n_key_value_heads]
 
-        def own(rows: Tensor) -> Tensor:
-            """Rows of the map asked for, head by head."""
+        def by_head(rows: Tensor) -> Tensor:
+            """Return the rows of the map, head by head."""
             if layout == "fused":
-                rows = rows.split([n * self.d_head for n in heads])[which]
+                rows = rows.split([n * self.d_head for n in n_heads])[which]
             elif layout == "by head":
-                rows = rows.unflatten(0, (heads[which], 3, self.d_head))[:, which].flatten(0, 1)
-            return rows.unflatten(0, (heads[which], self.d_head))
+                rows = rows.unflatten(0, (n_heads[which], 3, self.d_head))[:, which].flatten(0, 1)
+            return rows.unflatten(0, (n_heads[which], self.d_head))
 
         bias = _bias(linear)
-        return own(_matrix_of(linear).detach()), None if bias is None else own(bias)
+        return by_head(_matrix_of(linear).detach()), None if bias is None else by_head(bias)
 
     def score_scaling(self, layer: int) -> float:
         """Return the factor of query-key products.

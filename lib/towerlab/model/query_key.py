@@ -7,8 +7,8 @@
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> from towerlab.model.capture import capture
     >>> run = capture(model, batch, {"streams", "weights"})
-    >>> x, places = model.normed(2, "attention", run.stream_inputs[2]), torch.arange(14)
-    >>> torch.allclose(last_scores(model, 2, x, places), run.scores[2], atol=1e-3)
+    >>> normed, positions = model.normed(2, "attention", run.stream_inputs[2]), torch.arange(14)
+    >>> torch.allclose(last_scores(model, 2, normed, positions), run.scores[2], atol=1e-3)
     True
 
 A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`. Architectures differ in its
@@ -50,8 +50,7 @@ def queries(
     Returns:
         Queries (*rows, head, d_head).
     """
-    query = _through(*model.projection(layer, 0), normed)
-    return _head_norm(model, layer, 0, query) * model.score_scaling(layer)
+    return _projected(model, layer, 0, normed) * model.score_scaling(layer)
 
 
 def keys(
@@ -69,7 +68,7 @@ def keys(
     Returns:
         Keys (*rows, kv_head, d_head).
     """
-    return _head_norm(model, layer, 1, _through(*model.projection(layer, 1), normed))
+    return _projected(model, layer, 1, normed)
 
 
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
@@ -78,10 +77,10 @@ def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*
     return out if bias is None else out + bias.to(x.device)
 
 
-def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
-    """Return queries (0) or keys (1) after their norm, or v itself if there is none."""
-    name = model.architecture.head_norms[which]
-    if not name:
+def _projected(model: Model, layer: int, which: int, normed: Tensor) -> Tensor:
+    """Return queries (0) or keys (1), after their norm if there is one."""
+    v = _through(*model.projection(layer, which), normed)
+    if not (name := model.architecture.head_norms[which]):
         return v
     norm = model.part(layer, "attention").get_submodule(name)
     together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
@@ -111,10 +110,10 @@ def rotated(
     n = cos.shape[-1]
     rotary, rest = v[..., :n], v[..., n:]
     if model.architecture.rotates_neighbours:
-        other = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
+        quarter_turn = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
     else:
-        other = torch.cat((-rotary[..., n // 2 :], rotary[..., : n // 2]), -1)
-    rotary = rotary * cos + other * sin
+        quarter_turn = torch.cat((-rotary[..., n // 2 :], rotary[..., : n // 2]), -1)
+    rotary = rotary * cos + quarter_turn * sin
     return torch.cat((rotary, rest.expand(*rotary.shape[:-1], -1)), -1)
 
 

@@ -30,8 +30,7 @@ def stop_words() -> frozenset[str]:
     Returns:
         Words of data/words/stop_words.txt.
     """
-    path = data_folder() / "words" / "stop_words.txt"
-    return frozenset(tables.read_text(path).split())
+    return frozenset(tables.read_text(data_folder() / "words" / "stop_words.txt").split())
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,8 @@ class Lexicon:
         These are stop words, and tokens without a word of two letters or a digit.
         """
         stop = stop_words()
-        return torch.tensor(
-            [i for i, word in enumerate(self.plain) if word in stop or not _is_content_word(word)]
-        ).long()
+        is_stop = [word in stop or not _is_content_word(word) for word in self.plain]
+        return torch.tensor(is_stop).nonzero()[:, 0]
 
 
 @lru_cache(maxsize=100_000)
@@ -94,19 +92,14 @@ def content_words(text: str) -> frozenset[str]:
     Returns:
         The words.
     """
-    return (
-        frozenset(w for w in re.findall(r"[^\W_]+", text.casefold()) if _is_content_word(w))
-        - stop_words()
-    )
+    words = filter(_is_content_word, re.findall(r"[^\W_]+", text.casefold()))
+    return frozenset(words) - stop_words()
 
 
 def _is_content_word(plain: str) -> bool:
     """Return whether a token can be a word: with a digit, two letters, or one CJK sign."""
-    if any(c.isdigit() for c in plain):
-        return True
-    letters = [c for c in plain if c.isalpha()]
-    # One CJK sign can be a word.
-    return len(letters) > 1 or (len(letters) == 1 and not letters[0].isascii())
+    letters = "".join(filter(str.isalpha, plain))
+    return len(letters) > 1 or not letters.isascii() or any(map(str.isdigit, plain))
 
 
 def _spell(text: str) -> tuple[str, str]:

@@ -81,37 +81,34 @@ def rank(
 ) -> Int[Tensor, "row word"]:
     """Return the ranks of each row's words by bs-value, 1 = highest (v1 4.3).
 
-    The scale does not matter. Operations for V words: 2 rows V d_model, or 2 V d_model d + 2 rows V
-    d; several words of a row cost little more than one. Memory: ROWS x SLAB.
+    The scale does not matter. Operations for V words: 2 rows V d_model, or with `through` 2 V
+    d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
 
     Args:
         v: Vectors (row, d_model), or with `through` their coordinates (row, d).
         words: Ids of each row's own words (row, word).
         unembedding: Unembedding of the model.
-        through: W_O of a head (d, d_model), or None. The vectors are `v @ through`, which is not
-            computed where that costs more.
+        through: W_O of a head (d, d_model), or None. The vectors are `v @ through`.
 
     Returns:
         Ranks (row, word). Words with an equal value share the best rank.
     """
-    v, d_model = widen(v), unembedding.weight.shape[-1]
-    if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
-        v, through = v @ through.to(v), None
 
-    def read(words: Tensor) -> Tensor:
-        folded = unembedding.norm.fold(words)
+    def read(rows: Tensor) -> Tensor:
+        folded = unembedding.norm.fold(rows)
         return folded if through is None else folded @ through.to(folded).T
 
     ranks = torch.ones_like(words)
-    for rows, targets, ranks_of_rows in zip(
-        v.split(ROWS), words.split(ROWS), ranks.split(ROWS), strict=True
-    ):
-        own = [(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T]
-        for ids, product in products(rows, unembedding, read):
-            for rank_of_word, target, value in zip(ranks_of_rows.T, targets.T, own, strict=True):
+    chunks = (x.split(ROWS) for x in (widen(v), words, ranks))
+    for vectors, targets, ranks_of_targets in zip(*chunks, strict=True):
+        values = [(vectors * read(unembedding.weight[target])).sum(-1) for target in targets.T]
+        for ids, product in products(vectors, unembedding, read):
+            for rank_of_target, target, value in zip(
+                ranks_of_targets.T, targets.T, values, strict=True
+            ):
                 # A word must not outrank itself by the rounding of another product.
                 above = (product > value[:, None]) & (ids != target[:, None])
-                rank_of_word += above.sum(-1)
+                rank_of_target += above.sum(-1)
     return ranks
 
 
@@ -141,13 +138,13 @@ def top_words(
     k = min(k, int((~mask).sum()))
     values = p.new_full((*p.shape[:-1], k), -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)
-    each = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
-    for rows, best, best_ids in zip(*each, strict=True):
+    chunks = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
+    for rows, best, best_ids in zip(*chunks, strict=True):
         for words, product in products(rows, unembedding):
-            of_both = torch.cat([best, product.masked_fill_(mask[words], -torch.inf)], -1)
-            ids_of_both = torch.cat([best_ids, words.expand_as(product)], -1)
-            best[:], order = of_both.topk(k, -1)
-            best_ids[:] = ids_of_both.gather(-1, order)
+            candidates = torch.cat([best, product.masked_fill_(mask[words], -torch.inf)], -1)
+            candidate_ids = torch.cat([best_ids, words.expand_as(product)], -1)
+            best[:], order = candidates.topk(k, -1)
+            best_ids[:] = candidate_ids.gather(-1, order)
     return values, ids
 
 
