@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -61,10 +61,11 @@ def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
         TwoTowersError: If a parameter has a wrong value, or if papermill was given an unknown one.
             The message has one line.
     """
-    # papermill's own cell assigns the parameters that papermill was given.
-    cells = [cell for cell in variables.get("In", []) if cell.startswith("# Parameters\n")]
-    assigned = re.findall(r"^(\w+) = ", "\n".join(cells), re.MULTILINE)
-    names = Settings.model_fields.keys() & variables.keys() | {*assigned} - {*extra}
+    names = Settings.model_fields.keys() & variables.keys()
+    for cell in variables.get("In", []):
+        # papermill's own cell assigns the parameters that papermill was given.
+        if cell.startswith("# Parameters\n"):
+            names |= {*re.findall(r"^(\w+) = ", cell, re.MULTILINE)} - {*extra}
     return Chapter(Settings.from_values({name: variables.get(name) for name in names}))
 
 
@@ -75,6 +76,7 @@ def _selected(sets: Mapping[str, list[Head]], name: str) -> list[Head]:
     return sets[name]
 
 
+@dataclass
 class Model:
     """A model with the inputs of its claims: `sets` of heads, random sets and prompts.
 
@@ -86,22 +88,19 @@ class Model:
         ('71% [63%, 78%]', '18-6')
 
     Attributes:
-        name: Name of the model.
         chapter: Chapter that has opened the model.
+        name: Name of the model.
         heads: Measurement "heads" of the model.
-        accuracy: Accuracy between the two labels on evaluation blocks, with its interval.
     """
 
-    def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
-        """Compute the accuracy of the model.
+    chapter: Chapter
+    name: str
+    heads: xr.Dataset
 
-        Args:
-            chapter: Chapter that has opened the model.
-            name: Name of the model.
-            heads: Measurement "heads" of the model.
-        """
-        self.name, self.chapter, self.heads = name, chapter, heads
-        self.accuracy = intervals.mean(heads["logit_difference"] > 0)
+    @cached_property
+    def accuracy(self) -> intervals.Interval:
+        """Accuracy between the two labels on evaluation blocks, with its interval."""
+        return intervals.mean(self.heads["logit_difference"] > 0)
 
     @cached_property
     def sets(self) -> dict[str, list[Head]]:
@@ -161,11 +160,10 @@ class Model:
             heads: Heads to match.
             n_sets: Number of random sets. The same set may occur more than once.
         """
-        n_layers, n_heads, n_kv = (
-            int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
-        )
-        every_head = np.ones((n_layers, n_heads), dtype=bool)
-        return head_selection.matched_sets(heads, every_head, n_heads // n_kv, n_sets)
+        sizes = self.heads.attrs
+        every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
+        group = sizes["heads"] // sizes["key_value_heads"]
+        return head_selection.matched_sets(heads, every_head, group, n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
@@ -460,18 +458,17 @@ class Chapter(Measurements):
         )
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
-    def explore(self, name: str, *variables: str, group_by: str = "") -> None:
+    def explore(self, name: str, *variables: str) -> None:
         """Show variables of a measurement with controls for model, head and prompts.
 
         Args:
             name: Measurement.
             *variables: Variables that share their dimensions (`explore.explorer`).
-            group_by: Coordinate of prompts whose groups become rows.
         """
         measured = self.measured(name).items()
         measurements = {model: data[[*variables]] for model, data in measured}
         if measurements:
-            display(explore.explorer(measurements, group_by, self.model))
+            display(explore.explorer(measurements, self.model))
 
     def close(self) -> None:
         """Write the rows of evidence to the folder `TWOTOWERS_EVIDENCE`, which a build sets.

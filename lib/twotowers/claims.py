@@ -40,11 +40,9 @@ OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
 """Rows on whether a model does the task, which mark its other rows"""
-REPEATED = ("figure 22", "figure 25")
-NEAR_ARITHMETIC = ("appendix E, neurons", "appendix E, coefficients")
-UNCOUNTED = OF_NO_MODEL + TASK + REPEATED + NEAR_ARITHMETIC
-"""Rows in no count. Further ones are repeated questions, near arithmetic, and no claims of the
-paper."""
+UNCOUNTED = (*OF_NO_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons",
+             "appendix E, coefficients")  # fmt: skip
+"""Rows in no count: also two repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"
 """Marks of a model that does not do the task: it mostly answers one word or the nearest label"""
 THRESHOLD = 0.5

@@ -420,22 +420,24 @@ def judge_result(
     Returns:
         Fields of `EvidenceRow`.
     """
-    verdict = size = result.judge(value)
-    numbers: dict[str, Any] = {"effect": value}
-    if random is not None and (lists := np.asarray(random, dtype=float)).size:
-        numbers |= {"control": float(np.nanmean(lists)), "n_random_sets": lists.size}
-        if size in (AGREES, IN_PART):
-            minimum = result.agrees if size == AGREES else result.part
-            numbers["exceedance"] = float((lists >= minimum - 1e-9).mean())  # type: ignore[operator]
-    if size == AGREES and random is not None:
-        if numbers.get("n_random_sets", 0) < MIN_RANDOM_SETS:
-            verdict = UNTESTED
-        elif numbers["exceedance"] > MAX_EXCEEDANCE:
-            verdict = UNSPECIFIC
-    if resampled is not None and size != NOT_TESTABLE:
-        verdicts = [result.judge(statistic) == size for statistic in np.ravel(resampled)]
-        numbers["stability"] = float(np.mean(verdicts))
-    return numbers | {"verdict": verdict}
+    verdict = result.judge(value)
+    row: dict[str, Any] = {"effect": value, "verdict": verdict}
+    if resampled is not None and verdict != NOT_TESTABLE:
+        stays = [result.judge(statistic) == verdict for statistic in np.ravel(resampled)]
+        row["stability"] = float(np.mean(stays))
+    if random is None:
+        return row
+    lists = np.asarray(random, dtype=float)
+    if lists.size:
+        row |= {"control": float(np.nanmean(lists)), "n_random_sets": lists.size}
+        if verdict in (AGREES, IN_PART):
+            reach = [result.judge(statistic) in (AGREES, verdict) for statistic in lists]
+            row["exceedance"] = float(np.mean(reach))
+    if verdict == AGREES and lists.size < MIN_RANDOM_SETS:
+        row["verdict"] = UNTESTED
+    elif verdict == AGREES and row["exceedance"] > MAX_EXCEEDANCE:
+        row["verdict"] = UNSPECIFIC
+    return row
 
 
 def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Widgets of a running notebook, which show numbers of a chosen model, head and prompts.
 
-    chapter.explore("head_effects", "effect", "direct_effect", group_by="class_pair")
+    chapter.explore("head_effects", "effect", "direct_effect")
 
 A page of the book, where no Python runs, shows one line in their place (`assemble_pages.py`).
 This module does not load torch.
@@ -21,7 +21,7 @@ from twotowers.head_selection import top_heads
 from twotowers.tables import shown_name
 
 
-def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[str, Any]]]:
+def choices(data: xr.Dataset) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the entries of each dropdown, with the selection that belongs to each entry.
 
         >>> choices(xr.Dataset({"effect": ("change", [1.0, 2.0])}, {"change": ["swap", "drop"]}))
@@ -29,7 +29,6 @@ def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[st
 
     Args:
         data: Variables that share their dimensions. A dimension without names has no dropdown.
-        group_by: Coordinate of prompts whose groups become rows. Then prompts have no dropdown.
 
     Returns:
         Argument of `data.sel` by dropdown and entry. The entry that is shown at first comes first.
@@ -44,7 +43,7 @@ def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[st
         means = next(iter(data.values())).mean({*data.dims} - {"layer", "head"})
         heads = top_heads(means, means.size, minimum=-np.inf)
         entries["head"] = {str(head): head._asdict() for head in heads}
-    if "prompt" in data.dims and not group_by:
+    if "prompt" in data.dims:
         entries["prompts"] = {"all": {"prompt": slice(None)}} | {
             name.replace("\n", " · "): {"prompt": np.flatnonzero(names == name).tolist()}
             for names in (data["class_pair"], data["text"])
@@ -53,42 +52,37 @@ def choices(data: xr.Dataset, group_by: str = "") -> dict[str, dict[str, dict[st
     return entries
 
 
-def table(data: xr.Dataset, group_by: str = "") -> pd.DataFrame:
+def table(data: xr.Dataset) -> pd.DataFrame:
     """Return means over prompts, with a column for each variable, or for each of its entries.
 
-        >>> pairs = {"class_pair": ("prompt", ["a/b", "a/b", "c/d"])}
-        >>> effect = xr.DataArray([1.0, 2.0, 5.0], dims="prompt", attrs={"units": "nats"})
-        >>> table(xr.Dataset({"effect": effect}, pairs), "class_pair")["effect (nats)"].to_dict()
-        {'a/b': 1.5, 'c/d': 5.0}
+        >>> effect = xr.DataArray([1.0, 2.0, 6.0], dims="prompt", attrs={"units": "nats"})
+        >>> table(xr.Dataset({"effect": effect}))["effect (nats)"].tolist()
+        [3.0]
 
     Args:
         data: Variables with units.
-        group_by: Coordinate of prompts, such as "class_pair". Then a row is the mean over a group.
     """
-    means = data.groupby(group_by).mean() if group_by else data.mean("prompt")
+    means = data.mean("prompt")
     means = means if means.dims else means.expand_dims("prompts")
     frame = means.to_dataframe()[[*data]]
     frame.columns = [f"{name} ({x.attrs['units']})".replace("_", " ") for name, x in data.items()]
     return frame.unstack() if frame.index.nlevels > 1 else frame
 
 
-def shown(data: xr.Dataset, group_by: str = "") -> str:
+def shown(data: xr.Dataset) -> str:
     """Return the table of a selection as HTML, with a bar in each cell.
 
     Args:
         data: Selected variables with units.
-        group_by: Coordinate of prompts whose groups are rows.
     """
-    frame = table(data, group_by)
+    frame = table(data)
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
     styler.set_caption(f"mean over prompts: {data.sizes['prompt']}")
     bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
     return styler.bar(axis=None if frame.columns.nlevels > 1 else 0, **bars).to_html()
 
 
-def explorer(
-    measurements: Mapping[str, xr.Dataset], group_by: str = "", model: str = ""
-) -> widgets.VBox:
+def explorer(measurements: Mapping[str, xr.Dataset], model: str = "") -> widgets.VBox:
     """Return dropdowns, and below them the numbers of their selection.
 
     The numbers are in a `widgets.HTML`. An Output widget, which `widgets.interactive` also makes,
@@ -97,7 +91,6 @@ def explorer(
 
     Args:
         measurements: Variables that share their dimensions, by model.
-        group_by: Coordinate of prompts whose groups become rows; "" lets the reader choose prompts.
         model: Model that is shown at first; by default, or without measurement, the first one.
     """
     names = sorted(measurements, key=lambda name: name != model)  # the given model, then the others
@@ -109,7 +102,7 @@ def explorer(
     def update_dropdowns(_: object = None) -> None:
         dropdowns.children = [
             widgets.Dropdown(options=[*entries.items()], description=name.replace("_", " "))
-            for name, entries in choices(measurements[models.value], group_by).items()
+            for name, entries in choices(measurements[models.value]).items()
         ]
         for dropdown in dropdowns.children:
             dropdown.observe(update_numbers, "value")
@@ -119,7 +112,7 @@ def explorer(
         data = measurements[models.value]
         for dropdown in dropdowns.children:
             data = data.sel(dropdown.value)
-        numbers.value = shown(data, group_by)
+        numbers.value = shown(data)
 
     models.observe(update_dropdowns, "value")
     update_dropdowns()

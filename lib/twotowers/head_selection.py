@@ -53,10 +53,8 @@ def select_template(templates: xr.Dataset) -> Template:
     """
     table = templates["top_answer"].to_dataframe()
     table = table[table["k"] <= max(MAX_K, table["k"].min())]
-    # The groups are sorted by k: of equal accuracies the smallest k comes first.
-    k, separator = (
-        (table["top_answer"] == 0).groupby([table["k"], table["separator"]]).mean().idxmax()
-    )
+    accuracies = table["top_answer"].eq(0).groupby([table["k"], table["separator"]]).mean()
+    k, separator = accuracies.idxmax()  # groups are sorted: of equal accuracies, the smallest k
     return Template(int(k), str(separator))
 
 
@@ -113,12 +111,9 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
         k: Maximum number of heads.
         minimum: Lower bound, which every value exceeds.
     """
-    values = ranking.transpose("layer", "head").values
-    best = [
-        Head(*map(int, np.unravel_index(i, values.shape)))
-        for i in np.argsort(-values, axis=None, kind="stable")[:k]
-    ]
-    return [head for head in best if values[head] > minimum]
+    values = ranking.transpose("layer", "head").to_series()
+    best = values.sort_values(ascending=False, kind="stable")[:k]
+    return [Head(*map(int, indices)) for indices in best.index[best > minimum]]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -128,9 +123,8 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
         values: Over (..., layer, head).
         k: Number of heads.
     """
-    values = values.transpose(..., "layer", "head")
-    flat = values.values.reshape(*values.shape[:-2], -1)
-    return values >= np.partition(flat, -k)[..., -k, None, None]
+    flat = values.stack(layer_and_head=("layer", "head"))
+    return values >= flat.reduce(lambda x, axis: np.sort(x, axis).take(-k, axis), "layer_and_head")
 
 
 def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]]:
@@ -235,9 +229,8 @@ def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
     Returns:
         Booleans over (random_set, layer, head).
     """
-    masks = np.broadcast_to(mask.transpose("layer", "head"), (RANDOM_LISTS, *mask.shape))
-    random = np.random.default_rng(0).permuted(masks, axis=-1)
-    return xr.DataArray(random, dims=("random_set", "layer", "head"))
+    masks = mask.expand_dims(random_set=RANDOM_LISTS).transpose("random_set", "layer", "head")
+    return masks.copy(data=np.random.default_rng(0).permuted(masks.values, axis=-1))
 
 
 def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
@@ -299,19 +292,17 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
         The prompts that select, and the prompts that evaluate.
     """
     target = data if target is None else target
-    names = {
-        name: sorted({*data[name].values, *target[name].values})
-        for name in ("class_pair", "label_pair")
-    }
-    first, evaluation = (
-        [values[name].isin(sorted_names[::2]) for name, sorted_names in names.items()]
-        for values in (data, target)
+    class_pairs, label_pairs = (
+        sorted({*data[name].values, *target[name].values}) for name in ("class_pair", "label_pair")
     )
-    for pair, label in itertools.product((True, False), repeat=2):
-        selects = (first[0] != pair) & ((first[1] != label) | (len(names["label_pair"]) == 1))
-        evaluates = target.isel(prompt=((evaluation[0] == pair) & (evaluation[1] == label)).values)
-        if evaluates.sizes["prompt"]:
-            yield data.isel(prompt=selects.values), evaluates
+    for pairs, labels in itertools.product(
+        (class_pairs[::2], class_pairs[1::2]), (label_pairs[::2], label_pairs[1::2])
+    ):
+        evaluates = target["class_pair"].isin(pairs) & target["label_pair"].isin(labels)
+        other_labels = ~data["label_pair"].isin(labels) | (len(label_pairs) == 1)
+        selects = ~data["class_pair"].isin(pairs) & other_labels
+        if evaluates.any():
+            yield data.isel(prompt=selects.values), target.isel(prompt=evaluates.values)
 
 
 def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:

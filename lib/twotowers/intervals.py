@@ -271,7 +271,7 @@ def table(
             part = data.sel(dict(zip(by, entries, strict=True)))
             result = Interval(np.nan, (0,))
             if part.notnull().any():
-                result = mean(part, clusters, denominator and denominator[model])
+                result = mean(part, clusters, (denominator or {}).get(model))
             rows.append([model, *entries, result.estimate, result.low, result.high, result.n[0]])
     return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 
