@@ -294,7 +294,7 @@ def picture(build: Path) -> str:
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
         f'<div class="opening-map" id="opening-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
-        f"run. The model does not do the task: {marks}.</p><div>{tables}</div></div>"
+        f"run. The model does not solve the task: {marks}.</p><div>{tables}</div></div>"
     )
 
 

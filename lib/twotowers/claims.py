@@ -39,12 +39,12 @@ UNSPECIFIC, UNTESTED = "agrees, not specific", "agrees, specificity not tested"
 OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
-"""Rows on whether a model does the task, which mark its other rows"""
+"""Rows on whether a model solves the task, which mark its other rows"""
 UNCOUNTED = (*OF_NO_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons",
              "appendix E, coefficients")  # fmt: skip
 """Rows in no count: also two repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"
-"""Marks of a model that does not do the task: it mostly answers one word or the nearest label"""
+"""Marks of a model that does not solve the task: it mostly answers one word or the nearest label"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 

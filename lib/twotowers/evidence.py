@@ -110,7 +110,7 @@ class EvidenceRow:
         smallest_effect: Smallest effect of interest, in `unit`.
         unit: Unit of the effect.
         figure: Figure of this book for a result of the paper.
-        mark: Mark of a model that does not do the task of the result's prompts.
+        mark: Mark of a model that does not solve the task of the result's prompts.
         stability: Share of resamples of the prompts in which the verdict stays.
     """
 
@@ -161,7 +161,7 @@ def verdict_row(
 
 
 def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
-    """Judge whether a model does the task of the paper's prompts.
+    """Judge whether a model solves the task of the paper's prompts.
 
     Prompts are balanced over both orders and both assignments of the labels.
 
@@ -171,7 +171,7 @@ def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArra
     Returns:
         Arguments of `judge_result`: the share of prompts in which the true label is likelier than
             the other label, its description, None for random lists, and the share in resamples.
-            Then the mark of a model that does not do the task, "" for one that does.
+            Then the mark of a model that does not solve the task, "" for one that does.
     """
     is_right = changes.logit_difference.sel(change=BALANCED) > 0
     share = float(is_right.mean())

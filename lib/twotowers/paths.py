@@ -90,7 +90,8 @@ def is_own(model: str) -> bool:
 def slug(model: str) -> str:
     """Return a model as a folder name.
 
-    This is a known name, the last part of a folder's path, or a hub id with "--" in place of "/".
+    This is a known name, the last part of a folder's path, or a Hugging Face id with "--" in place
+    of "/".
 
     Args:
         model: Name, folder or hub id of a model.

@@ -1,4 +1,4 @@
-"""The loader of models, from an included name, a folder of safetensors, or a hub id.
+"""The loader of models, from an included name, a folder of safetensors, or a Hugging Face id.
 
     >>> load("mini-gpt2")
     Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
@@ -241,7 +241,7 @@ def _precomputed(name: str) -> str | None:
 
 
 def _folder(name: str, patterns: tuple[str, ...]) -> Path:
-    """Return the folder of a model; matching files of a hub id are fetched once."""
+    """Return the folder of a model; matching files of a Hugging Face id are fetched once."""
     from huggingface_hub import snapshot_download
 
     folder = included_models().get(name) or Path(name)
@@ -263,8 +263,8 @@ def _folder(name: str, patterns: tuple[str, ...]) -> Path:
         reason = str(error).strip().partition("\n")[0][:120]
         known = sorted({*included_models(), *precomputed_models()})
         raise TwoTowersError(
-            f"unknown model '{name[:200]}': expected a folder of safetensors, a hub id, or one of "
-            f"{', '.join(known)} ({reason}); check the name"
+            f"unknown model '{name[:200]}': expected a folder of safetensors, a Hugging Face id, "
+            f"or one of {', '.join(known)} ({reason}); check the name"
         ) from None
 
 
