@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from reference import Reference
 from test_mitigations import free_weights
-from towerlab.measure import dose, paper_heads
+from towerlab.measure import paper_heads
 from towerlab.measure.ablations import ablations, single_head_ablations
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
@@ -124,12 +124,11 @@ def test_sentences_have_no_words_of_the_other_class():
 def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labels():
     run = Pipeline(Settings(prompts=4))
     run.__dict__["measured"] = lambda name: xr.Dataset(coords={"word_set": ["animal/country"]})
-    selection, evaluation = paper_heads.selection_and_evaluation(run)
-    assert len(selection) == len(evaluation) == 2
+    selection = paper_heads.with_exchanged(run, range(paper_heads.n_selection(run.design)))
+    evaluation = paper_heads.evaluation(run, 8)
+    assert len(selection) == len(evaluation) == 4
     assert not {e.prompt for e in selection} & {e.prompt for e in evaluation}
-    first, _, exchanged, _ = (
-        e.prompt for e in paper_heads.with_exchanged(run.design, evaluation, 2)
-    )
+    first, _, exchanged, _ = (e.prompt for e in evaluation)
     assert exchanged == exchanged_labels(first) and exchanged.true_label == "bar"
 
 
@@ -137,8 +136,7 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
     run = Pipeline(Settings(prompts=4, out=str(tmp_path)))
     data = named_sets(run.measured("dose"))
     names = data["ranked_head"].sel(ranking="by ablation", rank=slice(1, 3)).values
-    selection, evaluation = paper_heads.selection_and_evaluation(run)
-    evaluated = paper_heads.with_exchanged(run.design, evaluation, 2)
+    evaluated = paper_heads.evaluation(run, paper_heads.N_DOSE)
     heads = {"three": [Head.parse(name) for name in names]}
     zeroed = ablations(run.model, evaluated, heads).sel(head_set="three")
     np.testing.assert_allclose(
@@ -146,7 +144,7 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
         zeroed["logit_difference"],
         atol=1e-4,
     )
-    assert not {*data["block"].values} & {e.prompt.block for e in selection}
+    assert data["block"].min() == paper_heads.n_selection(run.design)
     random = random_sets(run.measured("dose"))
-    assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in dose.DOSES]
+    assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in paper_heads.DOSES]
     assert random.sizes["random_set"] == 20

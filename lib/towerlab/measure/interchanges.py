@@ -70,18 +70,19 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
     """
     bases, sources, donors = [], [], donors_of(encoded)
     for e in encoded:
-        prompt, shown = e.prompt, {d.text for d in e.prompt.demonstrations}
+        prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
         others = [
-            of.prompt
-            for of in encoded
-            if of.prompt.dataset == prompt.dataset
-            and of.prompt.query_class != prompt.query_class
-            and of.prompt.query not in shown
+            other.prompt
+            for other in encoded
+            if other.prompt.dataset == prompt.dataset
+            and other.prompt.query_class != prompt.query_class
+            and other.prompt.query not in texts
         ]
         if others:
-            of = next((of for of in others if of.block >= prompt.block), others[0])
+            later = (other for other in others if other.block >= prompt.block)
+            other = next(later, others[0])
             bases.append(e)
-            sources.append(with_query(prompt, of.query, of.query_class))
+            sources.append(with_query(prompt, other.query, other.query_class))
     both = zip(bases, encode_all(sources, tokenizer), strict=True)
     pairs = [Pair("query", base, source) for base, source in both]
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
@@ -113,13 +114,13 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
         def run(index: list[int], batch: Prompts) -> Tensors:
             base = LastPosition(model, batch)
             source = LastPosition(model, [pairs[i].source for i in index])
-            at = torch.tensor([e.label_positions for e in batch])
-            edits = [interchange(heads, kind, source.plain, at) for heads in sets.values()]
+            positions = torch.tensor([e.label_positions for e in batch])
+            edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
             arrays = answers_of(batch, *base.answers(edits))
             # The labels are the base's in both.
             of_source = label_log_probs(source.capture.logits, batch)
-            for name, of in (("base", base.plain_answer()), ("source", of_source)):
-                arrays[f"{name}_logit_difference"] = answers_of(batch, *of)["logit_difference"]
+            for name, answer in (("base", base.plain_answer()), ("source", of_source)):
+                arrays[f"{name}_logit_difference"] = answers_of(batch, *answer)["logit_difference"]
             return arrays
 
         bases = [pair.base for pair in pairs]
@@ -128,7 +129,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
         return observations("interchanges", bases, arrays, **names)
 
     kinds = groupby(pairs, lambda pair: pair.kind)
-    return joined([of_kind(kind, list(some)) for kind, some in kinds])
+    return joined([of_kind(kind, list(group)) for kind, group in kinds])
 
 
 def _interchanges(pipeline: Pipeline) -> Recipe:

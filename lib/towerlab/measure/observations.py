@@ -27,7 +27,7 @@ from twotowers.catalogue import variables
 from twotowers.errors import TwoTowersError
 
 from towerlab.model.capture import Capture, capture, label_log_probs
-from towerlab.model.model import Model
+from towerlab.model.model import Model, widen
 from towerlab.model.proof import WIDER
 from towerlab.progress import progress
 from towerlab.prompts.blocks import prompt_coordinates
@@ -144,9 +144,10 @@ def read_batches(
         out: dict[str, np.ndarray] = {}
         with progress(name, len(encoded)) as bar:
             for index, batch in batches(encoded, size):
-                for key, x in run(index, batch).items():
-                    narrow = x.is_floating_point() and x.dtype.itemsize < 4  # no bfloat16 in NumPy
-                    array = (x.float() if narrow else x).cpu().numpy()
+                for key, values in run(index, batch).items():
+                    # NumPy has no bfloat16.
+                    values = widen(values) if values.is_floating_point() else values
+                    array = values.cpu().numpy()
                     shape = len(encoded), *array.shape[1:]
                     out.setdefault(key, np.empty(shape, array.dtype))[index] = array
                 bar.update(len(index))
@@ -228,10 +229,8 @@ def answers_of(
     true, other = log_prob.unbind(-1)
     is_label = top[..., None] == torch.tensor([e.label_pair_ids for e in batch])
     top_answer = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
-    return {
-        name: x.movedim(-1, 0)
-        for name, x in zip(ANSWERS, (true, other, true - other, top_answer), strict=True)
-    }
+    values = true, other, true - other, top_answer
+    return {name: x.movedim(-1, 0) for name, x in zip(ANSWERS, values, strict=True)}
 
 
 def answers_in(capture: Capture) -> Tensors:

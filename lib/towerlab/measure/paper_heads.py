@@ -2,7 +2,8 @@
 
 Source: EMNLP, as summarised. Chapters 6 and 7. Half of the prompts have foo as the true label; the
 other half are the same prompts with the labels exchanged. The first prompts of each set select
-heads, and the others evaluate them.
+heads, and the others evaluate them. The EMNLP version intervenes on 1% of the heads. Here the first
+1, 3, 6 and 12 heads of a ranking are also ablated at all positions (its table 3).
 
     >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
     >>> heads, foo_heads, bar_heads = twelve(-lost, lost, lost)
@@ -36,10 +37,12 @@ from towerlab.prompts.paper_sets import CHANGES, ORDERS
 from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
-CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
+N_SELECTION, N_ALONE, N_EVALUATION, N_MITIGATION, N_DOSE = 8, 2, 24, 16, 8
 """Maximum number of prompts of each set and true label: for selection, for single ablations, for
-evaluation, and under mitigations. If a set has few prompts, as for large models, a half of them are
-for evaluation, and a third under mitigations"""
+evaluation, under mitigations, and for numbers of heads. If a set has few prompts, as for large
+models, a half of them are for evaluation, and a third under mitigations"""
+DOSES = (1, 3, 6, 12)
+"""Numbers of heads that are ablated together"""
 DRAWS = 5
 TWELVE = "the twelve"
 INTERLEAVED = "both in turn"
@@ -133,56 +136,64 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
     return observations("paper_ablations", encoded, arrays, **names)
 
 
-def selection_and_evaluation(pipeline: Pipeline) -> tuple[list[Encoded], list[Encoded]]:
-    """Return the prompts that select heads, and the prompts that evaluate them, with foo true.
-
-    Args:
-        pipeline: Pipeline of the model. Its measurement "paper" names the sets.
-
-    Returns:
-        Selection prompts and evaluation prompts.
-    """
-    sets = pipeline.measured("paper")["word_set"].values.tolist()
-    encoded = encoded_sets(pipeline.design, sets)
-    n = min(CHOOSE, max(1, pipeline.design.n_prompts // 2))
-    evaluation = [e for e in encoded if e.prompt.block >= n]
-    return [e for e in encoded if e.prompt.block < n], evaluation or encoded
-
-
-def with_exchanged(design: Design, encoded: Prompts, most: int) -> list[Encoded]:
-    """Return the first prompts of each set, and the same prompts with the labels exchanged.
+def n_selection(design: Design) -> int:
+    """Return the number of prompts of each set that select heads.
 
     Args:
         design: Prompts of one setting.
-        encoded: Prompts with foo true.
-        most: Maximum number of prompts of each set.
+
+    Returns:
+        N_SELECTION, or half of the prompts if a set has few prompts.
+    """
+    return min(N_SELECTION, max(1, design.n_prompts // 2))
+
+
+def with_exchanged(pipeline: Pipeline, blocks: range) -> list[Encoded]:
+    """Return some prompts of each set, and the same prompts with the labels exchanged.
+
+    Args:
+        pipeline: Pipeline of the model. Its measurement "paper" names the sets.
+        blocks: Numbers of the prompts within their set.
 
     Returns:
         Prompts with foo true, then the same prompts with bar true.
     """
-    first = min(e.prompt.block for e in encoded)
-    some = [e for e in encoded if e.prompt.block < first + most]
-    return [*some, *design.encode([exchanged_labels(e.prompt) for e in some])]
+    sets = pipeline.measured("paper")["word_set"].values.tolist()
+    encoded = [e for e in encoded_sets(pipeline.design, sets) if e.prompt.block in blocks]
+    return [*encoded, *pipeline.design.encode([exchanged_labels(e.prompt) for e in encoded])]
 
 
-def mean_increases(
-    pipeline: Pipeline, name: str, selection: Prompts
-) -> tuple[xr.DataArray, xr.DataArray]:
+def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
+    """Return prompts that evaluate heads, and the same prompts with the labels exchanged.
+
+    Args:
+        pipeline: Pipeline of the model. Its measurement "paper" names the sets.
+        most: Maximum number of prompts of each set and true label.
+        parts: Number of parts of a set, of which the result has at most one.
+
+    Returns:
+        Prompts with foo true, then the same prompts with bar true.
+    """
+    n_prompts = pipeline.design.n_prompts
+    first = min(n_selection(pipeline.design), n_prompts - 1)
+    return with_exchanged(pipeline, range(first, first + min(most, n_prompts // parts or 1)))
+
+
+def mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.DataArray]:
     """Return the mean increases with foo and with bar true, over selection prompts.
 
     Args:
-        pipeline: Pipeline of the model.
+        pipeline: Pipeline of the model. Its measurement "paper" has the increases with foo true.
         name: Measurement in which this is a stage.
-        selection: Selection prompts with foo true, which the measurement "paper" has.
 
     Returns:
         Mean increases (layer, head) with foo true and with bar true, in nats.
     """
-    foo = pipeline.measured("paper")["increase"]
-    is_selection = foo["block"].isin([e.prompt.block for e in selection]).values
-    exchanged = pipeline.design.encode([exchanged_labels(e.prompt) for e in selection])
+    n, foo = n_selection(pipeline.design), pipeline.measured("paper")["increase"]
+    selection = with_exchanged(pipeline, range(n))
+    exchanged = selection[len(selection) // 2 :]
     bar = pipeline.make(name, Recipe(increases, exchanged))["increase"]
-    return foo.isel(prompt=is_selection).mean("prompt"), bar.mean("prompt")
+    return foo.isel(prompt=(foo["block"] < n).values).mean("prompt"), bar.mean("prompt")
 
 
 def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
@@ -192,15 +203,14 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("it needs words of the other class, which only the word sets have")
-    name, model, design = "paper_ablations", pipeline.model, pipeline.design
-    selection, evaluation = selection_and_evaluation(pipeline)
-    ablated = with_exchanged(design, selection, ALONE)
+    name, model = "paper_ablations", pipeline.model
+    ablated = with_exchanged(pipeline, range(min(N_ALONE, n_selection(pipeline.design))))
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name, selection), lost)
+    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name), lost)
 
-    evaluated = with_exchanged(design, evaluation, min(JUDGE, design.n_prompts // 2 or 1))
+    evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
     data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
@@ -217,11 +227,33 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
 
     The prompts have one demonstration fewer, or one of six orders.
     """
-    name, design = "paper_remedies", pipeline.design
-    most = min(MITIGATE, design.n_prompts // 3 or 1)
-    evaluated = with_exchanged(design, selection_and_evaluation(pipeline)[1], most)
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    random = random_sets(pipeline, sets, DRAWS)
-    data = pipeline.make(name, Recipe(remedied, evaluated, (REMEDIED,), sets, random))
+    random, evaluated = random_sets(pipeline, sets, DRAWS), evaluation(pipeline, N_MITIGATION, 3)
+    recipe = Recipe(remedied, evaluated, (REMEDIED,), sets, random)
+    data = pipeline.make("paper_remedies", recipe)
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))
+
+
+def _dose(pipeline: Pipeline) -> xr.Dataset:
+    """Ablate the first 1, 3, 6 and 12 heads of three rankings, and random sets.
+
+    The random sets have equal numbers of heads in the same layers as the sets of the interleaved
+    ranking.
+    """
+    lost = pipeline.measured("paper_ablations")["log_prob_lost"]
+    foo, bar = mean_increases(pipeline, "dose")
+    ranked = rankings((foo + bar) / 2, lost, max(DOSES))
+    sets = {f"{n} {name}": heads[:n] for name, heads in ranked.items() for n in DOSES}
+    random: dict[str, list[list[Head]]] = {}
+    for n in DOSES:
+        name = f"{n} {INTERLEAVED}"
+        try:
+            random |= random_sets(pipeline, {name: sets[name]})
+        except NotTestable:  # too few other heads are left
+            break
+    recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
+    names = [named(heads) for heads in ranked.values()]
+    ranks = range(1, max(DOSES) + 1)
+    data = pipeline.make("dose", recipe).assign_coords(ranking=list(ranked), rank=ranks)
+    return data.assign(ranked_head=(("ranking", "rank"), names))

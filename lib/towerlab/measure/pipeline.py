@@ -323,11 +323,8 @@ class Pipeline:
     @cached_property
     def model(self) -> Model:
         """The model, whose weights are read when a measurement is first made."""
-        import torch  # takes seconds, which are saved if nothing is measured
-
-        s = self.settings
-        torch.manual_seed(0)
-        return loading.load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map)
+        options = self.settings.model_dump(include={"dtype", "device", "device_map"})
+        return loading.load(self.settings.model, **options)
 
     @cached_property
     def design(self) -> Design:
