@@ -236,9 +236,12 @@ class Crooked:
     is_fast, all_special_tokens, unk_token_id = True, (), None
 
     def __call__(self, texts, **how):
-        batch = dict(word_level(r"\S+")(texts, **how))
-        batch["offset_mapping"] = [[o[1], o[0], *o[2:]] for o in batch["offset_mapping"]]
-        return batch
+        encodings = word_level(r"\S+")(texts, **how).encodings
+        crooked = [
+            SimpleNamespace(ids=e.ids, offsets=[e.offsets[1], e.offsets[0], *e.offsets[2:]])
+            for e in encodings
+        ]
+        return SimpleNamespace(encodings=crooked)
 
 
 def test_mischief_of_tokenizers_is_refused():

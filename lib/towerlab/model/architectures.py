@@ -19,18 +19,15 @@ class Architecture:
     """Paths of the modules of an architecture, and how its attention and FFN work.
 
     Paths of a block's parts are relative to the block. A path is "" if there is no such module.
-    `attention_block` / `ffn_block` name the module whose output is added to the residual stream;
-    `attention_out` / `ffn_out` name the linear map W_O / fc2. They differ only where a norm follows
-    the map.
+    `attention_out` / `ffn_out` name the linear map W_O / fc2, and `attention_norm_after` /
+    `ffn_norm_after` a norm between that map and the residual stream.
     """
 
     blocks: str
     attention: str
     attention_norm: str  # "" where attention reads the residual stream as it is (OLMo 2)
     attention_out: str
-    attention_block: str
     ffn_out: str
-    ffn_block: str
     ffn_norm: str  # "" where the FFN reads the residual stream as it is (OLMo 2)
     # fc1; of a gated FFN the gate's map and the map that it multiplies, or one map with both
     ffn_in: tuple[str, ...]
@@ -38,6 +35,8 @@ class Architecture:
     final_norm: str
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
     positions: str  # "learned" (added to the embeddings) or "rotary" (turns query and key)
+    attention_norm_after: str = ""
+    ffn_norm_after: str = ""
     # "separate" (one map each), "fused" (rows: all of Q, then K, then V), "by head" (Q, K, V of
     # head 0, ...)
     qkv: str = "separate"
@@ -58,15 +57,24 @@ class Architecture:
     # attribute of the attention module that scores are multiplied by; "" for no scaling
     scaling: str = "scaling"
     divides_scores: bool = False  # scores are divided by that attribute instead (GPT-J)
-    # fields of the config: length of the window, kind of each layer; and the kind that has it
-    # (without kinds all have)
-    window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
     # whether the FFN reads the layer's input, without the attention output; or the config's field
     parallel: bool | str = False
     # without transformers' AttentionInterface: the method that gets query, key, value, mask
     attention_method: str = ""
+    # field of the config: whether that method masks positions outside a window in layer l
+    window_layers: str = ""
     # fields of the config with their only supported value, or its field
     requires: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def attention_block(self) -> str:
+        """Path of the module whose output is added to the residual stream."""
+        return self.attention_norm_after or self.attention_out
+
+    @property
+    def ffn_block(self) -> str:
+        """Path of the module whose output is added to the residual stream."""
+        return self.ffn_norm_after or self.ffn_out
 
     def refusal(self, config: Any) -> str | None:
         """Return the reason why the row does not describe a config, or None.
@@ -88,23 +96,21 @@ class Architecture:
 
 _LLAMA = Architecture(
     blocks="model.layers", attention="self_attn", attention_norm="input_layernorm",
-    attention_out="self_attn.o_proj", attention_block="self_attn.o_proj",
-    ffn_out="mlp.down_proj", ffn_block="mlp.down_proj", ffn_norm="post_attention_layernorm",
+    attention_out="self_attn.o_proj", ffn_out="mlp.down_proj", ffn_norm="post_attention_layernorm",
     ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_activation="mlp.act_fn",
     final_norm="model.norm", centred=False, positions="rotary", rotary="model.rotary_emb",
 )  # fmt: skip
 
 _GPT2 = Architecture(
     blocks="transformer.h", attention="attn", attention_norm="ln_1",
-    attention_out="attn.c_proj", attention_block="attn.c_proj",
-    ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",),
+    attention_out="attn.c_proj", ffn_out="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",),
     ffn_activation="mlp.act", final_norm="transformer.ln_f", centred=True, positions="learned",
     qkv="fused", qkv_maps=("c_attn",),
 )  # fmt: skip
 
 _NORM_AFTER = replace(
-    _LLAMA, attention_block="post_attention_layernorm", ffn_block="post_feedforward_layernorm",
-    ffn_norm="pre_feedforward_layernorm",
+    _LLAMA, ffn_norm="pre_feedforward_layernorm",
+    attention_norm_after="post_attention_layernorm", ffn_norm_after="post_feedforward_layernorm",
     # A bias before the norm would be scaled by it, differently in every prompt; no published model
     # has one.
     requires=(("attention_bias", False),),
@@ -116,13 +122,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": _GPT2,
     "gpt_neo": replace(
         _GPT2, attention="attn.attention", attention_out="attn.attention.out_proj",
-        attention_block="attn.attention.out_proj", qkv="separate", qkv_maps=_LLAMA.qkv_maps,
-        scaling="", window=("window_size", "attention_layers", "local"), attention_method="_attn",
+        qkv="separate", qkv_maps=_LLAMA.qkv_maps, scaling="",
+        attention_method="_attn", window_layers="attention_layers",
     ),
     "gptj": Architecture(
         blocks="transformer.h", attention="attn", attention_norm="ln_1",
-        attention_out="attn.out_proj", attention_block="attn.out_proj",
-        ffn_out="mlp.fc_out", ffn_block="mlp.fc_out", ffn_norm="ln_1", ffn_in=("mlp.fc_in",),
+        attention_out="attn.out_proj", ffn_out="mlp.fc_out", ffn_norm="ln_1", ffn_in=("mlp.fc_in",),
         ffn_activation="mlp.act", parallel=True,
         final_norm="transformer.ln_f", centred=True, positions="rotary",
         rotates_neighbours=True, scaling="scale_attn", divides_scores=True,
@@ -130,8 +135,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt_neox": Architecture(
         blocks="gpt_neox.layers", attention="attention", attention_norm="input_layernorm",
-        attention_out="attention.dense", attention_block="attention.dense",
-        ffn_out="mlp.dense_4h_to_h", ffn_block="mlp.dense_4h_to_h",
+        attention_out="attention.dense", ffn_out="mlp.dense_4h_to_h",
         ffn_norm="post_attention_layernorm",
         ffn_in=("mlp.dense_h_to_4h",), ffn_activation="mlp.act", parallel="use_parallel_residual",
         final_norm="gpt_neox.final_layer_norm", centred=True, positions="rotary",
@@ -140,8 +144,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "opt": Architecture(
         blocks="model.decoder.layers", attention="self_attn", attention_norm="self_attn_layer_norm",
-        attention_out="self_attn.out_proj", attention_block="self_attn.out_proj",
-        ffn_out="fc2", ffn_block="fc2",
+        attention_out="self_attn.out_proj", ffn_out="fc2",
         ffn_norm="final_layer_norm", ffn_in=("fc1",), ffn_activation="activation_fn",
         final_norm="model.decoder.final_layer_norm", centred=True, positions="learned",
         # opt-350m normalises after each block and has no final norm; it also projects between two
@@ -160,13 +163,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         ffn_activation="mlp.activation_fn",
     ),
     "phi": replace(
-        _LLAMA, attention_out="self_attn.dense", attention_block="self_attn.dense",
-        ffn_out="mlp.fc2", ffn_block="mlp.fc2", ffn_norm="input_layernorm", ffn_in=("mlp.fc1",),
+        _LLAMA, attention_out="self_attn.dense", ffn_out="mlp.fc2", ffn_norm="input_layernorm",
+        ffn_in=("mlp.fc1",),
         ffn_activation="mlp.activation_fn", parallel=True,
         final_norm="model.final_layernorm", centred=True, requires=(("qk_layernorm", False),),
     ),
     "starcoder2": replace(
-        _LLAMA, ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_in=("mlp.c_fc",),
+        _LLAMA, ffn_out="mlp.c_proj", ffn_in=("mlp.c_fc",),
         ffn_activation="mlp.act", centred=True,
     ),
     # The 12B of StableLM 2 has both of these.

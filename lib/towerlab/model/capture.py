@@ -95,8 +95,7 @@ class Site(NamedTuple):
 
     part: str  # "" is the block
     side: str
-    include: str = ""  # item of `include` for it; "" is always read
-    all_positions: bool = False
+    include: str = ""  # item of `include` for it; "" is always read, "streams" at all positions
 
 
 SITES = {
@@ -105,8 +104,8 @@ SITES = {
     "attention_output": Site("attention_block", "output"),
     "ffn_output": Site("ffn_block", "output"),
     "ffn_out_input": Site("ffn_out", "input", "neurons"),
-    "stream_inputs": Site("", "input", "streams", all_positions=True),
-    "stream_attention": Site("attention_block", "output", "streams", all_positions=True),
+    "stream_inputs": Site("", "input", "streams"),
+    "stream_attention": Site("attention_block", "output", "streams"),
 }
 
 
@@ -130,7 +129,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
             tensor = split_call(args, kwargs)[0] if site.side == "input" else output
             # Some models flatten batch and position before their FFN.
             rows = tensor.reshape(len(encoded), -1, tensor.shape[-1])
-            entries[name].append((rows if site.all_positions else rows[:, -1]).clone())
+            entries[name].append((rows if site.include == "streams" else rows[:, -1]).clone())
 
         stack.enter_context(module.register_forward_hook(keep, with_kwargs=True))
 
@@ -159,17 +158,15 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
         for name, layers in entries.items()
     }
     z = parts["attention_out_input"].unflatten(-1, (model.n_heads, model.d_head))
+    final = parts["resid_final"][0]
     parts |= {
         "attention_out_input": z,
         "z": z,
-        "resid_mid": parts["resid_pre"]
-        if model.parallel
-        else parts["resid_pre"] + parts["attention_output"],
-        "resid_final": parts["resid_final"][0],
+        "resid_mid": parts["resid_pre"] + (0 if model.parallel else parts["attention_output"]),
+        "resid_final": final,
         "own_logits": own_logits,
+        "logits": unembed.final_logits(model, final) if unembed.is_narrow(model) else own_logits,
     }
-    narrow = unembed.is_narrow(model)
-    parts["logits"] = unembed.final_logits(model, parts["resid_final"]) if narrow else own_logits
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
     for kind, names in (("attention", ("z", "values")), ("ffn", ("neurons",))):

@@ -357,8 +357,8 @@ class Model:
         Returns:
             The norm, or None, as in most architectures.
         """
-        linear, module = self.part(layer, f"{block}_out"), self.part(layer, f"{block}_block")
-        return None if module is linear else module
+        path = getattr(self.architecture, f"{block}_norm_after")
+        return self.part(layer, path) if path else None
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
@@ -502,7 +502,7 @@ class Model:
         )
 
     def window(self, layer: int) -> int | None:
-        """Return the number of positions that a position attends to in a layer.
+        """Return the number of positions that an attention method of its own attends to.
 
         Args:
             layer: Layer of the attention.
@@ -510,9 +510,9 @@ class Model:
         Returns:
             Number of positions, the position itself included, or None for all positions up to it.
         """
-        length, field, kind = self.architecture.window
-        kinds = getattr(self.config, field, None)
-        return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None
+        field = self.architecture.window_layers
+        local = field and getattr(self.config, field)[layer] == "local"
+        return self.config.window_size if local else None
 
     def for_query_heads(
         self, x: Float[Tensor, "*batch kv_head position d_head"]

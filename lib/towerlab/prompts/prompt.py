@@ -19,8 +19,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from tokenizers import Encoding
 from twotowers.errors import TwoTowersError
 
 Span = tuple[int, int]
@@ -164,31 +165,20 @@ def encode_all(
     texts = [
         f"{p.text}{end}" for p in prompts for end in ("", *(f" {label}" for label in p.labels))
     ]
-    batch = tokenizer(texts, return_offsets_mapping=True, verbose=False)
-    tokens = (
-        _Tokens(ids, [start for start, _ in offsets], [end for _, end in offsets])
-        for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-    )
+    encodings = iter(tokenizer(texts, verbose=False).encodings)
     return [
-        _encode(prompt, [next(tokens) for _ in ("", *prompt.labels)], tokenizer, max_length)
+        _encode(prompt, [next(encodings) for _ in ("", *prompt.labels)], tokenizer, max_length)
         for prompt in prompts
     ]
 
 
-class _Tokens(NamedTuple):
-    """Token ids of a text, with the character offsets of each token."""
-
-    ids: list[int]
-    starts: list[int]
-    ends: list[int]
-
-
 def _encode(
-    prompt: Prompt, tokens: list[_Tokens], tokenizer: Any, max_length: int | None
+    prompt: Prompt, encodings: list[Encoding], tokenizer: Any, max_length: int | None
 ) -> Encoded:
-    """Encode one prompt from its tokens, and its tokens with each label appended."""
-    (own, *with_labels), (text, parts) = tokens, _text_and_spans(prompt)
-    n, size = len(own.ids), len(text)
+    """Return a prompt with positions, from the tokens of its text, and of it with each label."""
+    (own, *with_labels), (text, parts) = encodings, _text_and_spans(prompt)
+    ids, n, size = own.ids, len(own.ids), len(text)
+    starts, ends = [start for start, _ in own.offsets], [end for _, end in own.offsets]
 
     def check(valid: bool, problem: str, remedy: str = "choose another label") -> None:
         if not valid:
@@ -208,28 +198,28 @@ def _encode(
     )
     # The last token must be only the final ':', or no position could be trusted.
     check(
-        n > 0 and own.starts[-1] < size == own.ends[-1],
+        n > 0 and starts[-1] < size == ends[-1],
         "the tokenizer adds a token after the final ':'",
         "load it with add_eos_token=False",
     )
     check(
-        own.starts[-1] >= size - 2,
+        starts[-1] >= size - 2,
         "the tokenizer merges the final ':' with the text before it",
         "change the end of the query",
     )
     check(
-        own.starts == sorted(own.starts) and own.ends == sorted(own.ends),
+        starts == sorted(starts) and ends == sorted(ends),
         "the tokenizer's offsets do not increase along the text",
         "use another tokenizer",
     )
     label_ids = {}
     for label, appended in zip(prompt.labels, with_labels, strict=True):
         check(
-            appended.ids[:n] == own.ids and len(appended.ids) > n,
+            appended.ids[:n] == ids and len(appended.ids) > n,
             f"the label '{label}' changes the tokens before it",
         )
         check(
-            appended.ends[n] > size + 1,
+            appended.offsets[n][1] > size + 1,
             f"the label '{label}' begins with a token that is only a space",
             "choose a label that is in the vocabulary with its space",
         )
@@ -245,18 +235,17 @@ def _encode(
     )
     positions, spans = [], []
     for d, (start, stop) in zip(prompt.demonstrations, parts[1::2], strict=True):
-        position = bisect_right(own.ends, start)
+        position = bisect_right(ends, start)
         check(
-            own.starts[position] >= start - 1 and own.ends[position] <= stop,
+            starts[position] >= start - 1 and ends[position] <= stop,
             f"the label '{d.label}' merges with its neighbours",
         )
         check(
-            own.ids[position] == label_ids[d.label],
-            f"the label '{d.label}' has several tokenisations",
+            ids[position] == label_ids[d.label], f"the label '{d.label}' has several tokenisations"
         )
         positions.append(position)
     for start, stop in parts[::2]:
-        span = bisect_right(own.ends, start), bisect_left(own.starts, stop)
+        span = bisect_right(ends, start), bisect_left(starts, stop)
         check(
             span[0] < span[1],
             f"the tokenizer has no token for the text {text[start:stop]!r}",
@@ -264,7 +253,7 @@ def _encode(
         )
         spans.append(span)
     return Encoded(
-        prompt, tuple(own.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
+        prompt, tuple(ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
     )
 
 
