@@ -302,7 +302,8 @@ class Chapter(Measurements):
             raise TwoTowersError(
                 f"unknown claim '{claim}': expected an id in data/claims.csv; add a line there"
             )
-        reasons = {name: why for name, why in self.left_out.items() if name not in values}
+        left_out = self.left_out.items()
+        reasons = {name: reason for name, reason in left_out if name not in values}
         reasons |= untestable or {}
         rows = []
         for model in {**values, **reasons}:
@@ -451,11 +452,9 @@ class Chapter(Measurements):
         ]
         rule = f"{result.measure}. It agrees at {result.agrees:g} or more, "
         rule += f"and in part at {result.part:g} or more."
-        seen = (
-            f", written after the results of {result.seen} were seen"
-            if result.seen != "none"
-            else ""
-        )
+        seen = ""
+        if result.seen != "none":
+            seen = f", written after the results of {result.seen} were seen"
         self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
 
     def explore(self, name: str, *variables: str) -> None:

@@ -86,8 +86,10 @@ def variables() -> dict[str, dict[str, Any]]:
     """
     table = read_csv(data_folder() / "variables.csv", str)
     table["dims"] = table["dims"].str.split().map(tuple)
-    groups = table.groupby("measurement", sort=False)
-    return {str(name): {row.variable: row for row in of.itertuples()} for name, of in groups}
+    rows: dict[str, dict[str, Any]] = {}
+    for row in table.itertuples():
+        rows.setdefault(row.measurement, {})[row.variable] = row
+    return rows
 
 
 def versions(name: str) -> dict[str, int]:
@@ -96,10 +98,10 @@ def versions(name: str) -> dict[str, int]:
     Args:
         name: Measurement.
     """
-    every = {name: row_of(name).version}
-    for need in row_of(name).needs:
-        every |= versions(need)
-    return dict(sorted(every.items()))
+    found = {name: row_of(name).version}
+    for requirement in row_of(name).needs:
+        found |= versions(requirement)
+    return dict(sorted(found.items()))
 
 
 def fault(data: xr.Dataset) -> str:

@@ -131,8 +131,8 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
     spare = itertools.cycle(c for c in OTHER_COLOURS if c not in map(COLOURS.get, names))
     colours = [COLOURS.get(name) or next(spare) for name in names]
     columns = 2 if any(len(name) > 18 for name in names) else 3
-    shown = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
-    return shown.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
+    scale = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
+    return scale.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
@@ -176,14 +176,14 @@ def facets(
         row = alt.Row("model:N", sort=names)
         row = row.header(labelOrient="top", labelAngle=0, labelAnchor="start")
         entries = table[column].unique().tolist()
-        shown = panel.facet(row=row, column=alt.Column(f"{column}:N", sort=entries), data=table)
+        panels = panel.facet(row=row, column=alt.Column(f"{column}:N", sort=entries), data=table)
     else:
-        shown = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
+        panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
         if len(names) % columns > 0 < len(names) // columns:
             # The last row is not full: panels above the gap would have their axis below it.
-            shown = shown.resolve_axis(x="independent")
-    own = {f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
-    return shown.resolve_scale(**own)
+            panels = panels.resolve_axis(x="independent")
+    scales = [f"{axis}{offset}" for axis in free for offset in ("", "Offset")]
+    return panels.resolve_scale(**dict.fromkeys(scales, "independent"))
 
 
 def dashed(**position: Any) -> alt.Chart:
@@ -205,8 +205,8 @@ def forest(table: pd.DataFrame, title: str, null_value: float) -> alt.LayerChart
     """
     table = table.assign(model=table["model"].map(shown_name))
     numbers = ("effect", "effect_low", "effect_high", "control")
-    tip = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
-    base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tip)
+    tooltip_fields = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
+    base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tooltip_fields)
     holds = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60)).axis(tickCount=6).scale(zero=False)
     marks = [
@@ -248,8 +248,10 @@ def intervals(
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
     entries = entry(f"{at}:{'Q' if mark == 'line' else 'N'}", sort=None, title=at_title)
     entries = entries.axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
-    tip = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
-    base = alt.Chart().encode(entries, tooltip=["model", at, *([group] if group else []), *tip])
+    tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
+    base = alt.Chart().encode(
+        entries, tooltip=["model", at, *([group] if group else []), *tooltip_fields]
+    )
     if group:
         base = base.encode(colour(group, table[group]))
     if group and mark != "line":
@@ -261,9 +263,9 @@ def intervals(
         "line": base.mark_line(point={"size": 35}),
     }
     numbers = value("value:Q", title=title)
-    shown = marks[mark].encode(numbers.axis(format=".0%" if fmt.endswith("%") else "~g"))
+    values = marks[mark].encode(numbers.axis(format=".0%" if fmt.endswith("%") else "~g"))
     spread = spread.encode(value("low:Q"), end("high:Q"))
-    chart = shown + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + shown
+    chart = values + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + values
     if null_value is not None:
         chart += dashed(**{"x" if mark == "point" else "y": alt.datum(null_value)})
     return facets(chart, table, **panels)
@@ -279,7 +281,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
         value: Column of the values.
         title: Title of the values.
     """
-    largest = table.groupby("model")[value].transform(lambda of_model: of_model.abs().max() or 1)
+    largest = table.groupby("model")[value].transform(lambda values: values.abs().max() or 1)
     scaled = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
         alt.X("head:O").axis(labelAngle=0, labelOverlap=True),

@@ -187,9 +187,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield scratch
         os.replace(scratch, path)
     except (OSError, RuntimeError) as error:  # netCDF raises the latter if the disk is full
-        why = getattr(error, "strerror", None) or error
         raise TwoTowersError(
-            f"cannot write '{path}': {why}; free some space, or choose another folder with out=..."
+            f"cannot write '{path}': {error}; free some space, or choose another folder with "
+            "out=..."
         ) from None
     finally:
         with suppress(OSError):  # a read-only disk was reported above
@@ -296,8 +296,7 @@ def precomputed_fingerprint(model: str) -> str | None:
         model: Name of the model.
     """
     folder = precomputed_models().get(model)
-    path = next(folder.glob("*/*.nc"), None) if folder else None
-    return str(read(path).attrs["fingerprint"]) if path else None
+    return str(read(next(folder.glob("*/*.nc"))).attrs["fingerprint"]) if folder else None
 
 
 def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:

@@ -34,6 +34,8 @@ from twotowers.errors import TwoTowersError
 
 CLUSTERS = ("class_pair", "label_pair")
 """Coordinates of the two factors: class pair and label pair of a prompt"""
+QUANTILES = (0.975, 0.95)
+"""Quantiles of Student's t for the bounds of the 95% and the 90% interval"""
 MIN_EQUAL = 6
 """Minimum number of clusters with equal means that have an interval. Fewer of them do not show how
 clusters vary (in a sign test five equal signs have p = 0.06)."""
@@ -151,14 +153,6 @@ class Sample:
         """Degrees of freedom of Student's t."""
         return min(n for n in self.n if n > 1) - 1
 
-    def t(self, quantile: float) -> float:
-        """Return a quantile of Student's t.
-
-        Args:
-            quantile: Probability, such as 0.975.
-        """
-        return float(stdtrit(self.freedom, quantile))
-
 
 def mean(
     values: xr.DataArray,
@@ -184,7 +178,7 @@ def mean(
     estimate, error = float(sample.means[0]), sample.error([1.0])
     if np.isnan(error):
         return Interval(estimate, sample.n)
-    wide, narrow = sample.t(0.975) * error, sample.t(0.95) * error
+    wide, narrow = (float(t) * error for t in stdtrit(sample.freedom, QUANTILES))
     p = 2 * float(stdtr(sample.freedom, -abs(estimate) / error)) if error else float(estimate == 0)
     bounds = (estimate - wide, estimate + wide, estimate - narrow, estimate + narrow)
     return Interval(estimate, sample.n, *bounds, p)
@@ -218,7 +212,8 @@ def ratio(
     if np.isnan(low) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
         return Interval(estimate, sample.n)
     covariance = sample.covariance([1.0, -estimate])
-    wide, narrow = (_fieller(sample.means, covariance, sample.t(q)) for q in (0.975, 0.95))
+    quantiles = map(float, stdtrit(sample.freedom, QUANTILES))
+    wide, narrow = (_fieller(sample.means, covariance, t) for t in quantiles)
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
     return Interval(estimate, sample.n, *wide, *narrow)

@@ -1,8 +1,8 @@
 """Measurements of all precomputed models and of the model of the settings.
 
-    every = Measurements(Settings(model="mini-gpt2"))
-    every.measured("heads")             # {model: xarray.Dataset}, smallest model first
-    every.control("ablations")          # the same measurement of random sets of heads
+    measurements = Measurements(Settings(model="mini-gpt2"))
+    measurements.measured("heads")      # {model: xarray.Dataset}, smallest model first
+    measurements.control("ablations")   # the same measurement of random sets of heads
 
 The model of the settings is measured if its file is missing.
 """
@@ -42,8 +42,8 @@ class Measurements:
         self.left_out: dict[str, str] = {}
         self._pipelines: dict[str, Any] = {}
         self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
-        own = is_own(settings.model)
-        self.model = self._pipeline(settings.suite).name if own else slug(settings.model)
+        is_folder = is_own(settings.model)
+        self.model = self._pipeline(settings.suite).name if is_folder else slug(settings.model)
 
     def _pipeline(self, suite: str) -> Any:
         """Return the pipeline that measures the model of the settings.
@@ -88,8 +88,8 @@ class Measurements:
             labels: Prompts with "arbitrary" labels, with "names" of classes, or "all". By default
                 arbitrary for evaluation blocks, and all for blocks that select heads and templates.
         """
-        every = self._datasets(name, suite, labels)
-        return {model: files.named_sets(data) for model, data in every.items()}
+        datasets = self._datasets(name, suite, labels)
+        return {model: files.named_sets(data) for model, data in datasets.items()}
 
     def control(self, name: str) -> dict[str, xr.Dataset]:
         """Return a measurement of random sets of every model, over (head_set, random_set, ...).
@@ -97,8 +97,8 @@ class Measurements:
         Args:
             name: Measurement.
         """
-        every = {model: files.random_sets(data) for model, data in self._datasets(name).items()}
-        return {model: data for model, data in every.items() if data is not None}
+        random = {model: files.random_sets(data) for model, data in self._datasets(name).items()}
+        return {model: data for model, data in random.items() if data is not None}
 
     def _datasets(
         self, name: str, suite: str | None = None, labels: str | None = None
@@ -108,8 +108,8 @@ class Measurements:
         labels = labels or ("arbitrary" if catalogue.row_of(name).is_evaluation else "all")
         if (suite, name) not in self._open:
             self._open[suite, name] = self._files(name, suite)
-        every = self._open[suite, name].items()
-        return {model: files.of_labels(data, labels) for model, data in every}
+        datasets = self._open[suite, name]
+        return {model: files.of_labels(data, labels) for model, data in datasets.items()}
 
     def _files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
         """Return the files of a measurement by model, and note its reasons in `left_out`."""

@@ -148,16 +148,16 @@ class Settings(BaseModel):
         Raises:
             TwoTowersError: If a setting is unknown or its value cannot be used.
         """
-        given = {}
+        chosen = {}
         for name, value in values.items():
             if name not in cls.model_fields:
                 raise TwoTowersError(
                     f"unknown parameter '{name}': expected one of {', '.join(cls.model_fields)}"
                 )
             if name == "model" or value not in ("", None, DEFAULT.get(name)):
-                given[name] = value
+                chosen[name] = value
         try:
-            return cls(**given)
+            return cls(**chosen)
         except ValidationError as error:
             raise TwoTowersError(
                 f"cannot use {first_fault(error)}; see `twotowers measure --help`"

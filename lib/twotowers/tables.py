@@ -51,17 +51,17 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 """A number, or an empty cell"""
 
 
-def unreadable(path: Path, what: str, line: int = 0) -> TwoTowersError:
+def unreadable(path: Path, fault: str, line: int = 0) -> TwoTowersError:
     """Return the error for a file, or for one of its lines.
 
     Args:
         path: Path of the file.
-        what: Description of the fault.
+        fault: Description of the fault.
         line: Number of the line, counted from 1; 0 for the whole file.
     """
-    at = f"line {line}, " if line else ""
+    place = f"line {line}, " if line else ""
     return TwoTowersError(
-        f"cannot read '{path}': {at}{what}; correct the file, or restore it from the repository"
+        f"cannot read '{path}': {place}{fault}; correct the file, or restore it from the repository"
     )
 
 
