@@ -209,6 +209,6 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     for model, parameters in zip("abc", (3, 1, 2), strict=True):
         chapter.files[model, "heads"].attrs["parameters"] = parameters
     assert [*chapter.measured("heads")] == ["b", "c", "a"]
-    monkeypatch.setattr(book.Chapter, "made", lambda self, name, suite: dataset(9.0))
+    monkeypatch.setattr(book.Chapter, "measure", lambda self, name, suite: dataset(9.0))
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8

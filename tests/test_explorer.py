@@ -40,7 +40,7 @@ def address(script, tmp_path_factory):
 
 
 def recorded_data(name, suite="words"):
-    return files.of_labels(files.open_precomputed(MODEL, suite, name), "arbitrary")
+    return files.select_labels(files.open_precomputed(MODEL, suite, name), "arbitrary")
 
 
 def test_numbers_of_heads_are_those_of_the_files(explored):

@@ -12,7 +12,7 @@ from chapter_runs import evidence_of
 from conftest import refused
 from twotowers import book, claims, evidence, head_selection, intervals, pages
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
-from twotowers.heads import Head, listed
+from twotowers.heads import Head, head_coordinates
 
 
 def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
@@ -141,7 +141,7 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
         layers=values.sizes["layer"], heads=6, key_value_heads=3
     )
     by_prompt = values.stack(selected_head=("layer", "head")).transpose("prompt", ...)
-    coordinates = listed(by_prompt.selected_head.values.tolist())
+    coordinates = head_coordinates(by_prompt.selected_head.values.tolist())
     by_prompt = by_prompt.drop_vars(["selected_head", "layer", "head"]).assign_coords(coordinates)
     by_prompt = by_prompt.isel(selected_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")

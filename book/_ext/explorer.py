@@ -18,7 +18,7 @@ import pandas as pd
 import xarray as xr
 from twotowers import catalogue, files, head_selection, intervals
 from twotowers.errors import TwoTowersError
-from twotowers.heads import named
+from twotowers.heads import head_names
 from twotowers.tables import shown_name
 
 SCRIPTS = (
@@ -71,7 +71,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
                 return None
         if data is None or catalogue.NOT_TESTABLE in data.attrs:
             return None
-        return files.of_labels(data, "arbitrary")
+        return files.select_labels(data, "arbitrary")
 
     return read
 
@@ -194,7 +194,7 @@ def path_effects(effects: xr.Dataset) -> dict[str, dict[str, float]]:
         Effects in nats.
     """
     by_route = effects["effect_by_route"].mean("prompt")
-    senders = named(
+    senders = head_names(
         zip(
             effects["sender_layer"].values.tolist(),
             effects["sender_head"].values.tolist(),

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, named
+from twotowers.heads import Head, head_names
 
 from towerlab.measure.conditions import true_first
 from towerlab.model.capture import Capture, capture, logit_difference_rows
@@ -85,7 +85,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
         TwoTowersError: If a head is outside the model.
     """
     all_heads = list(np.ndindex(model.n_layers, model.n_heads))
-    if unknown := named(head for head in heads if head not in all_heads):
+    if unknown := head_names(head for head in heads if head not in all_heads):
         raise TwoTowersError(
             f"unknown head '{unknown[0]}' of '{model.name}': expected layers up to "
             f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
@@ -115,7 +115,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
         f"“{_token_text(model, int(shares.argmax()))}” ({shares.max():.0%})"
         for shares in p.values()
     )
-    change = f"; with {', '.join(named(heads))} zeroed it says {after}" if heads else ""
+    change = f"; with {', '.join(head_names(heads))} zeroed it says {after}" if heads else ""
     return Effect(answer, attention, table, f"The model says {before}{change}.")
 
 

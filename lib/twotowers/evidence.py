@@ -59,7 +59,7 @@ from twotowers.claims import (
 )
 from twotowers.errors import TwoTowersError
 from twotowers.head_selection import random_lists, select_heads, select_sets
-from twotowers.heads import Head, listed, named
+from twotowers.heads import Head, head_coordinates, head_names
 from twotowers.intervals import Interval, mean, means, resample
 from twotowers.tables import read_csv
 
@@ -390,7 +390,9 @@ def compare_lists(
     parsed = [Head.parse(str(head)) for head in heads]
     if "selected_head" in values.dims:
         every_head = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-        values = values.assign_coords(listed([*map(Head.parse, values.selected_head.values)]))
+        values = values.assign_coords(
+            head_coordinates([*map(Head.parse, values.selected_head.values)])
+        )
         values = values.set_index(selected_head=[*every_head]).unstack("selected_head")
         values = values.reindex(every_head)
     is_measured = values.notnull().all({*values.dims} - {"layer", "head"})
@@ -398,7 +400,7 @@ def compare_lists(
     lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
     value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
     if by_prompt is not None:
-        by_prompt = statistic(resample(by_prompt.sel(selected_head=named(parsed))))
+        by_prompt = statistic(resample(by_prompt.sel(selected_head=head_names(parsed))))
     random = statistic(select_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
     return value, random, by_prompt
 

@@ -268,7 +268,7 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
     return by_set.rename(named_set="head_set").assign_coords(head_set=names, random_set=range(size))
 
 
-def of_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
+def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
     """Return the prompts with labels of one kind.
 
     The labels of a prompt are the names of the classes if its `label_pair` equals its `class_pair`.

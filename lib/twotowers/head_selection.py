@@ -26,7 +26,7 @@ import numpy as np
 import xarray as xr
 
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, Heads, listed
+from twotowers.heads import Head, Heads, head_coordinates
 from twotowers.settings import Template
 
 HEADS_PER_SET = 5
@@ -241,9 +241,9 @@ def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
         heads: Single heads.
 
     Returns:
-        Over (..., selected_head), with the coordinates of `heads.listed`.
+        Over (..., selected_head), with the coordinates of `heads.head_coordinates`.
     """
-    indices = xr.Dataset(coords=listed(heads))
+    indices = xr.Dataset(coords=head_coordinates(heads))
     return values.isel(layer=indices["layer"], head=indices["head"])
 
 

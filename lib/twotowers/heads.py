@@ -44,7 +44,7 @@ class Head(NamedTuple):
 Heads = Sequence[tuple[int, int]]  # an argument of functions; pairs such as (22, 0) are enough
 
 
-def named(heads: Iterable[tuple[int, int]]) -> list[str]:
+def head_names(heads: Iterable[tuple[int, int]]) -> list[str]:
     """Return the names of heads, such as "22-0".
 
     Args:
@@ -53,7 +53,7 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
     return [f"{layer}-{head}" for layer, head in heads]
 
 
-def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
+def head_coordinates(heads: Heads) -> dict[str, tuple[str, Any]]:
     """Return coordinates of single heads.
 
     Args:
@@ -63,5 +63,5 @@ def listed(heads: Heads) -> dict[str, tuple[str, Any]]:
         The dimension `selected_head` with names such as "22-0", and `layer` and `head` along it.
     """
     layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
-    columns = {"selected_head": named(heads), "layer": layers, "head": numbers}
+    columns = {"selected_head": head_names(heads), "layer": layers, "head": numbers}
     return {name: ("selected_head", values) for name, values in columns.items()}

@@ -17,7 +17,7 @@ import xarray as xr
 from twotowers import catalogue, files, pages
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import TwoTowersError
-from twotowers.paths import is_own, slug
+from twotowers.paths import is_local, slug
 from twotowers.settings import Settings
 
 BACKEND = "towerlab.measure.pipeline"
@@ -42,7 +42,7 @@ class Measurements:
         self.left_out: dict[str, str] = {}
         self._pipelines: dict[str, Any] = {}
         self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
-        is_folder = is_own(settings.model)
+        is_folder = is_local(settings.model)
         self.model = self._pipeline(settings.suite).name if is_folder else slug(settings.model)
 
     def _pipeline(self, suite: str) -> Any:
@@ -56,7 +56,7 @@ class Measurements:
             self._pipelines[suite] = importlib.import_module(BACKEND).Pipeline(settings)
         return self._pipelines[suite]
 
-    def made(self, name: str, suite: str) -> xr.Dataset:
+    def measure(self, name: str, suite: str) -> xr.Dataset:
         """Return a measurement of the model of the settings from its file, or measure it.
 
         Args:
@@ -109,7 +109,7 @@ class Measurements:
         if (suite, name) not in self._open:
             self._open[suite, name] = self._files(name, suite)
         datasets = self._open[suite, name]
-        return {model: files.of_labels(data, labels) for model, data in datasets.items()}
+        return {model: files.select_labels(data, labels) for model, data in datasets.items()}
 
     def _files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
         """Return the files of a measurement by model, and note its reasons in `left_out`."""
@@ -122,7 +122,7 @@ class Measurements:
                 pages.note(f"Left out: {error}.")
         model = self.model
         if model not in found or not files.matches_settings(found[model], self.settings):
-            found[model] = self.made(name, suite)
+            found[model] = self.measure(name, suite)
         for model, data in found.items():
             if NOT_TESTABLE in data.attrs:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]

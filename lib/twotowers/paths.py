@@ -76,7 +76,7 @@ def included_models() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in configs}
 
 
-def is_own(model: str) -> bool:
+def is_local(model: str) -> bool:
     """Return whether a model is a folder on this machine.
 
     The name of such a folder does not identify the model.
@@ -96,6 +96,6 @@ def slug(model: str) -> str:
     Args:
         model: Name, folder or hub id of a model.
     """
-    if is_own(model):
+    if is_local(model):
         model = Path(model).resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))

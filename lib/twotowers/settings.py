@@ -22,7 +22,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import build_folder, data_folder
 from twotowers.tables import Row, first_fault, read_table
 
-OWN_NAMES = "class names"
+CLASS_NAMES = "class names"
 """The label pair of the two classes' own names: one assignment is natural, and the other exchanges
 them"""
 SEPARATORS = {"space": " ", "line break": "\n"}
@@ -46,7 +46,7 @@ class Template(NamedTuple):
 
 
 class LabelPair(Row):
-    """A line of data/words/labels.csv: two labels, or none for OWN_NAMES."""
+    """A line of data/words/labels.csv: two labels, or none for CLASS_NAMES."""
 
     first: str
     second: str
@@ -54,11 +54,13 @@ class LabelPair(Row):
 
     def __str__(self) -> str:
         """Return the pair as settings write it, such as "foo/bar"."""
-        return OWN_NAMES if self.kind == OWN_NAMES else f"{self.first}/{self.second}"
+        return CLASS_NAMES if self.kind == CLASS_NAMES else f"{self.first}/{self.second}"
 
 
 @cache
-def read_label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
+def read_label_pairs(
+    kinds: tuple[str, ...] = ("nonsense", "plain", CLASS_NAMES),
+) -> tuple[str, ...]:
     """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar".
 
     Args:
@@ -84,7 +86,7 @@ def _pairs(value: Any) -> list[str]:
     pairs = [str(text).strip() for text in texts]
     for pair in pairs:
         are_words = re.fullmatch(r"[^\s/]+/[^\s/]+", pair)
-        if pair != OWN_NAMES and not (are_words and len({*pair.split("/")}) == 2):
+        if pair != CLASS_NAMES and not (are_words and len({*pair.split("/")}) == 2):
             raise TwoTowersError(
                 f"expected two different words with a slash, such as foo/bar, got '{pair}'"
             )

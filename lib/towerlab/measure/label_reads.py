@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, listed
+from twotowers.heads import Head, head_coordinates
 
 from towerlab.measure.heads import at_labels, ov_logit_differences
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
@@ -103,7 +103,7 @@ def label_reads(
         own, other = torch.stack(of_heads, 1).int().cpu().numpy().transpose(3, 0, 1, 2)
         arrays["own_rank"] = own
         arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
-    return observations("paper", encoded, arrays, **listed(heads))
+    return observations("paper", encoded, arrays, **head_coordinates(heads))
 
 
 def query_and_keys(
@@ -151,7 +151,7 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
         return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(label_keys, 1)}
 
     arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
-    return observations("query_key_vectors", encoded, arrays, **listed(heads))
+    return observations("query_key_vectors", encoded, arrays, **head_coordinates(heads))
 
 
 def _label_reads(pipeline: Pipeline) -> Recipe:
@@ -255,7 +255,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         "query_relation": relations[:, :, 0, :, -1],
     }
     names = {"vector": list(VECTORS), "mean": list(MEAN), "rank": range(1, 1 + ids.shape[-1])}
-    return observations("top_tokens", encoded, variables, **listed(heads), **names)
+    return observations("top_tokens", encoded, variables, **head_coordinates(heads), **names)
 
 
 def carried_query(

@@ -28,7 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, Heads, named
+from twotowers.heads import Head, Heads, head_names
 
 from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
 from towerlab.measure.heads import at_labels
@@ -104,7 +104,7 @@ def remedied(
         change=list(changes),
         remedy=["none", "remedy"],
         head_set=list(sets),
-        selected_head=named(set_of),
+        selected_head=head_names(set_of),
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, named
+from twotowers.heads import Head, head_names
 
 from towerlab.measure.ablations import ablations, single_head_ablations
 from towerlab.measure.conditions import Changes
@@ -132,7 +132,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
-    names = {"change": list(ASKED), "selected_head": named(heads)}
+    names = {"change": list(ASKED), "selected_head": head_names(heads)}
     return observations("paper_ablations", encoded, arrays, **names)
 
 
@@ -216,7 +216,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
     halves = xr.Dataset(
-        {"foo_head": ("rank", named(foo_heads)), "bar_head": ("rank", named(bar_heads))},
+        {"foo_head": ("rank", head_names(foo_heads)), "bar_head": ("rank", head_names(bar_heads))},
         {"rank": range(1, 1 + len(foo_heads))},
     )
     return xr.merge([data, followed, halves, lost], compat="override", join="override")
@@ -253,7 +253,7 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
         except NotTestable:  # too few other heads are left
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
-    names = [named(heads) for heads in ranked.values()]
+    names = [head_names(heads) for heads in ranked.values()]
     ranks = range(1, max(DOSES) + 1)
     data = pipeline.make("dose", recipe).assign_coords(ranking=list(ranked), rank=ranks)
     return data.assign(ranked_head=(("ranking", "rank"), names))

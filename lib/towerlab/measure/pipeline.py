@@ -31,7 +31,7 @@ from twotowers import catalogue, files, head_selection
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
-from twotowers.paths import included_models, is_own, slug
+from twotowers.paths import included_models, is_local, slug
 from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
 from towerlab.measure.recipe import Recipe, joined
@@ -308,7 +308,7 @@ class Pipeline:
         copy of an included or precomputed model has the name of that model.
         """
         name = slug(self.settings.model)
-        if not is_own(self.settings.model):
+        if not is_local(self.settings.model):
             return name
         included = loading.fingerprint(name) if name in included_models() else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):

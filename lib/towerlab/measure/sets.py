@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from twotowers import head_selection
 from twotowers.errors import NotTestable
-from twotowers.files import of_labels
+from twotowers.files import select_labels
 from twotowers.heads import Head
 
 from towerlab.measure.observations import observations
@@ -64,7 +64,7 @@ def other_halves(
         Prompts and heads of each split, or nothing if the selection prompts of a split give no
         heads.
     """
-    selection = of_labels(pipeline.measured("selection"), "arbitrary")
+    selection = select_labels(pipeline.measured("selection"), "arbitrary")
     prompts = observations("heads", encoded, {}).assign(number=("prompt", range(len(encoded))))
     splits = []
     for selecting, evaluating in head_selection.cross_fit_splits(selection, prompts):

@@ -21,7 +21,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, named
+from twotowers.heads import Head, head_names
 
 from towerlab.measure.heads import at_labels, increases
 from towerlab.measure.label_reads import top_tokens
@@ -74,7 +74,9 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
         return {"swept_increase": increase[None]}
 
     arrays = read_prompts("single_prompt", model, [encoded], {"values"}, read)
-    data = observations("single_prompt", [encoded], arrays, swept_head=named(swept), weight=WEIGHTS)
+    data = observations(
+        "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
+    )
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
     parts = [
         increases(model, [encoded]),
@@ -123,7 +125,7 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
 
     # One token at most: each prompt is a batch by itself.
     arrays = read_prompts("label increases", model, encoded, {"weights", "values"}, read, 1)
-    return observations("label_increases", encoded, arrays, selected_head=named(heads))
+    return observations("label_increases", encoded, arrays, selected_head=head_names(heads))
 
 
 def _increases_with(
@@ -198,7 +200,7 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
         return {name: array[None] for name, array in arrays.items()}
 
     arrays = read_prompts("decomposition", model, [encoded], {"weights", "values", "neurons"}, read)
-    return observations("decomposition", [encoded], arrays, selected_head=named(heads))
+    return observations("decomposition", [encoded], arrays, selected_head=head_names(heads))
 
 
 def subvalues(model: Model, capture: Capture) -> Float[Tensor, "layer head position d_model"]:

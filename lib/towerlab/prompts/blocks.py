@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.settings import OWN_NAMES, SEPARATORS, Template, read_label_pairs
+from twotowers.settings import CLASS_NAMES, SEPARATORS, Template, read_label_pairs
 from twotowers.tables import read_csv
 
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
@@ -96,7 +96,7 @@ def draw_blocks(
     """
     pairs, label_pairs = pairs or class_pairs(), label_pairs or read_label_pairs()
     texts = texts or class_words()
-    labels = {*"/".join([*label_pairs, *(pairs if OWN_NAMES in label_pairs else ())]).split("/")}
+    labels = {*"/".join([*label_pairs, *(pairs if CLASS_NAMES in label_pairs else ())]).split("/")}
     for name in {*"/".join(pairs).split("/")}:
         if name not in texts:
             raise TwoTowersError(
@@ -118,7 +118,7 @@ def draw_blocks(
     for block in range(n):
         turn, i = divmod(block, len(pairs))
         label_pair, query_class = label_turns[i][turn], query_turns[i][turn]
-        block_labels = tuple((pairs[i] if label_pair == OWN_NAMES else label_pair).split("/"))
+        block_labels = tuple((pairs[i] if label_pair == CLASS_NAMES else label_pair).split("/"))
         prompts += _block(block, pairs[i], block_labels, query_class, template, texts, rng)
     return prompts
 
