@@ -47,10 +47,11 @@ def judged(rows, monkeypatch):
 
 def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
     text = re.sub("<[^>]*>", "", opening_page.findings(tmp_path))
-    assert "4 of 7 tests agree, 1 of them as random heads do: 4 results" in text
+    assert "4 of 7 tests agree; in 1 of these, random heads give" in text
+    assert "We test 4 results of the paper in up to 2 models" in text
     assert "1 of the 4 are of models that fail" in text and "nearest label (1)" in text
     assert "1 agree fully in no model" in text
-    assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
+    assert "New, as far as we know, in 5 of 5 models: attention scores are products" in text
 
 
 def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):
