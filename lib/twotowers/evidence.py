@@ -14,7 +14,7 @@ Shares, which are effects divided by a denominator, have Fieller's intervals. Pr
 are the names of their classes are never judged together with prompts that have arbitrary labels.
 
 The rule has been in force since 2026-11-23, and data/rules.csv has its history. Since 2026-11-25
-equal random sets, which occur if few other heads are available, are counted once (`distinct_sets`).
+equal random sets, which occur if few other heads are available, are counted once.
 
 A claim is not testable on a model in these cases:
 

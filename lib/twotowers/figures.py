@@ -220,12 +220,12 @@ def forest(table: pd.DataFrame, title: str, null_value: float) -> alt.LayerChart
 
 def intervals(
     table: pd.DataFrame,
-    at: str,
+    by: str,
     *,
     title: str,
     mark: Literal["point", "bar", "line"] = "point",
     group: str | None = None,
-    at_title: str | None = None,
+    by_title: str | None = None,
     fmt: str = "+.2f",
     null_value: float | None = None,
     **panels: Any,
@@ -233,12 +233,12 @@ def intervals(
     """Draw values with 95% intervals, one panel for each model.
 
     Args:
-        table: Columns model, `at`, value, low, high, and `group`.
-        at: Column whose entries have a line ("point"), a bar, or a place on the axis ("line").
+        table: Columns model, `by`, value, low, high, and `group`.
+        by: Column whose entries have a line ("point"), a bar, or a place on the axis ("line").
         title: Title of the values.
         mark: Mark of a value. Intervals of lines are bands.
         group: Column whose entries have colours; points and bars are side by side.
-        at_title: Title of the entries.
+        by_title: Title of the entries.
         fmt: Format of values in tooltips.
         null_value: Position of a dashed line, such as chance.
         **panels: Arguments of `facets`.
@@ -246,11 +246,11 @@ def intervals(
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
-    entries = entry(f"{at}:{'Q' if mark == 'line' else 'N'}", sort=None, title=at_title)
+    entries = entry(f"{by}:{'Q' if mark == 'line' else 'N'}", sort=None, title=by_title)
     entries = entries.axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
     tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
     base = alt.Chart().encode(
-        entries, tooltip=["model", at, *([group] if group else []), *tooltip_fields]
+        entries, tooltip=["model", by, *([group] if group else []), *tooltip_fields]
     )
     if group:
         base = base.encode(colour(group, table[group]))
