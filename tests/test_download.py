@@ -43,12 +43,11 @@ def server(folder, monkeypatch):
         http.shutdown()
 
 
-def test_a_file_is_downloaded_once_and_another_in_its_place_is_refused_and_stays(server, folder):
+def test_a_file_is_downloaded_once_and_another_in_its_place_is_replaced(server, folder):
     assert sentences.fetch("mine") == sentences.fetch("mine") == CONTENT
     assert server.paths == ["/mine/some%20file.txt"]
     (folder / FILE).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
-    refused("expected the SHA-256", sentences.fetch, "mine")
-    assert (folder / FILE).is_file()
+    assert sentences.fetch("mine") == (folder / FILE).read_bytes() == CONTENT
 
 
 def test_what_cannot_be_downloaded_names_the_folder_to_set(server, folder):

@@ -233,6 +233,29 @@ def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> It
 
 
 @contextmanager
+def block_calls(model: Model, layers: Iterable[int]) -> Iterator[dict[int, tuple]]:
+    """Yield a mapping that the run inside fills with calls of blocks.
+
+    Args:
+        model: Any model.
+        layers: Layers whose calls are kept.
+
+    Yields:
+        Layer -> call of its block, as from `split_call`, filled in the order of the layers.
+    """
+    calls: dict[int, tuple] = {}
+    with ExitStack() as stack:
+        for layer in layers:
+
+            def keep(_, args: tuple, kwargs: dict, layer=layer) -> None:
+                calls[layer] = split_call(args, kwargs)
+
+            block = model.blocks[layer]
+            stack.enter_context(block.register_forward_pre_hook(keep, with_kwargs=True))
+        yield calls
+
+
+@contextmanager
 def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any]]:
     """Yield a mapping that the run inside fills with outputs of blocks: see `restarted`.
 
@@ -288,18 +311,6 @@ def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict
     """
     kwargs = dict(kwargs)
     return (args[0], args[1:], kwargs) if args else (kwargs.pop("hidden_states"), (), kwargs)
-
-
-def hidden_states(output: Any) -> Tensor:
-    """Return the hidden states from the output of a block.
-
-    Args:
-        output: A tensor, or a tuple that begins with it.
-
-    Returns:
-        Hidden states.
-    """
-    return output[0] if isinstance(output, tuple) else output
 
 
 def places_of(batch: Prompts) -> Places:

@@ -148,8 +148,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
         for layer in range(model.n_layers):
             for name, site in sites.items():
                 read(name, model.part(layer, site.part), site)
-        if {"weights", "values"} & set(include):
-            stack.enter_context(reading_attention(model, range(model.n_layers), attended))
+        stack.enter_context(reading_attention(model, range(model.n_layers), attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
         own_logits = model.logits(encoded).to(model.device)
     # Layers may be on several devices (device_map); the analysis needs all values on one device.
@@ -195,10 +194,7 @@ def answer(
     if not unembed.is_narrow(model):
         return label_log_probs(model.logits(batch), batch)
     final: list[Tensor] = []
-    with model.final_norm.register_forward_hook(
-        lambda _, args, kwargs, output: final.append(split_call(args, kwargs)[0][:, -1]),
-        with_kwargs=True,
-    ):
+    with model.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][:, -1])):
         model.logits(batch)
     return label_log_probs(unembed.final_logits(model, final[0]), batch)
 

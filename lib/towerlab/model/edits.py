@@ -25,8 +25,7 @@ Batches contain prompts of one token length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -38,10 +37,10 @@ from twotowers.heads import Heads
 from towerlab.model.attention import (
     Attention,
     Weights,
+    block_calls,
     block_outputs,
     reading_attention,
     restarted,
-    split_call,
 )
 from towerlab.model.capture import answer
 from towerlab.model.model import Model
@@ -136,26 +135,16 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
     Yields:
         None.
     """
-    inputs: dict[int, Tensor] = {}
-
-    def keep_input(layer: int, _, args: tuple, kwargs: dict) -> None:
-        inputs[layer] = split_call(args, kwargs)[0]
 
     def change(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
         z = compute_z()
-        state = LayerState(inputs.pop(layer).to(z.device), attention, z)
+        state = LayerState(calls.pop(layer)[0].to(z.device), attention, z)
         for edit in edits:
             edit.apply(layer, state)
         return z
 
     layers = {layer for edit in edits for layer, _ in edit.heads}
-    with ExitStack() as stack:
-        for layer in layers:
-            hook = partial(keep_input, layer)
-            stack.enter_context(
-                model.blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
-            )
-        stack.enter_context(reading_attention(model, layers, change))
+    with block_calls(model, layers) as calls, reading_attention(model, layers, change):
         yield
 
 

@@ -26,14 +26,14 @@ values of the plain run with each row's own, computes z, and applies every edit 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from accelerate.utils import recursively_apply
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
+from towerlab.model.attention import Attention, block_calls, reading_attention
 from towerlab.model.capture import capture, label_log_probs
 from towerlab.model.edits import PARTS, UNCHANGED, Edit, LayerState, TopAndLogProbs
 from towerlab.model.model import Model
@@ -64,24 +64,19 @@ class LastPosition:
         """
         self.model, self.batch = model, list(batch)
         self.plain: dict[int, LayerState] = {}
-        self._arguments: list[list] = []  # of the blocks, without hidden states
-        inputs: list[Tensor] = []
-
-        def keep_call(_, args: tuple, kwargs: dict) -> None:
-            x, *arguments = split_call(args, kwargs)
-            self._arguments.append(arguments)
-            inputs.append(x[:, -1:].clone())  # copied: a part would hold the whole stream
+        self._arguments: dict[int, list] = {}  # of the blocks, without hidden states
 
         def keep(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
-            z, last = compute_z(), attention.last()
+            (x, *self._arguments[layer]), last = calls.pop(layer), attention.last()
+            z = compute_z()
+            # Copied: a part would hold the whole stream.
             last = last._replace(query=last.query.clone())
-            self.plain[layer] = LayerState(inputs[layer].to(z.device), last, z[:, :, -1:].clone())
+            x = x[:, -1:].to(z.device, copy=True)
+            self.plain[layer] = LayerState(x, last, z[:, :, -1:].clone())
             return z
 
-        with ExitStack() as stack:
-            for block in model.blocks:
-                stack.enter_context(block.register_forward_pre_hook(keep_call, with_kwargs=True))
-            stack.enter_context(reading_attention(model, range(model.n_layers), keep))
+        layers = range(model.n_layers)
+        with block_calls(model, layers) as calls, reading_attention(model, layers, keep):
             self.capture = capture(model, self.batch, include)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
@@ -216,4 +211,5 @@ class LastPosition:
 
         args, kwargs = recursively_apply(last_of, self._arguments[layer])
         with reading_attention(self.model, [layer], attend):
-            return hidden_states(self.model.blocks[layer](rows, *args, **kwargs))
+            output = self.model.blocks[layer](rows, *args, **kwargs)
+        return output[0] if isinstance(output, tuple) else output

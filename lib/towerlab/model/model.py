@@ -180,8 +180,7 @@ class Model:
 
     def __repr__(self) -> str:
         """Return the name and the size of the model."""
-        name = self.fingerprint or self.name
-        return f"Model({name}: {self.n_layers} layers of {self.n_heads} heads)"
+        return f"Model({self.fingerprint}: {self.n_layers} layers of {self.n_heads} heads)"
 
     @property
     def config(self) -> Any:
@@ -224,10 +223,9 @@ class Model:
         also for positions below that length. Only prompts up to that length have one set of scores.
         """
         rope = getattr(self.config, "rope_parameters", None) or {}
-        longest = self.config.max_position_embeddings
-        if rope.get("rope_type") != "longrope":
-            return longest
-        return min(longest, rope.get("original_max_position_embeddings") or longest)
+        pretraining = rope.get("original_max_position_embeddings")
+        is_longrope = rope.get("rope_type") == "longrope"
+        return (is_longrope and pretraining) or self.config.max_position_embeddings
 
     @property
     def device(self) -> torch.device:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from twotowers import tables
 from twotowers.paths import data_folder
 
 
-@lru_cache(maxsize=1)
+@cache
 def stop_words() -> frozenset[str]:
     """Return English words without a topic: articles, pronouns, prepositions, auxiliaries.
 
@@ -82,7 +82,7 @@ class Lexicon:
         return torch.tensor(is_stop).nonzero()[:, 0]
 
 
-@lru_cache(maxsize=100_000)
+@cache
 def content_words(text: str) -> frozenset[str]:
     """Return the words of a text that are not stop words, in lower case.
 
