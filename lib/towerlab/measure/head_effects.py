@@ -16,8 +16,7 @@ other's places, and the same right answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers import head_selection
-from twotowers.heads import Head, Heads
+from twotowers.heads import Head
 
 from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
@@ -39,15 +38,13 @@ from towerlab.model.attention import (
     reading_attention,
     swapped_weights,
 )
-from towerlab.model.edits import UNCHANGED, Edit, answers, patch_z, set_attention
+from towerlab.model.edits import UNCHANGED, answers, patch_z, set_attention
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Prompts
 
-Make = Callable[[Heads], Edit]
-"""Function that returns the edit of some heads, under one contrast"""
 CONTRASTS = ("attention swapped", *list(DONORS)[:2])
 POSITIONS = ["last position", "query's text", "from the query's text on", "every position"]
 QUERIES = ["own", "labels exchanged"]
@@ -59,11 +56,6 @@ ROUTES = {
     "MLPs": Route(output=False, queries=False, mlps=True),
     "all": Route(output=True, queries=True, mlps=True),
 }
-
-
-def _donated(z: Float[Tensor, "prompt layer head d_head"], index: Sequence[int]) -> Make:
-    """Return a function that gives heads of prompts `index` their donors' z of plain runs."""
-    return partial(patch_z, z=dict(enumerate(z[index].unbind(1))))
 
 
 @torch.inference_mode()
@@ -115,34 +107,33 @@ def single_head_effects(
 
         with reading_attention(model, range(model.n_layers), read):
             last = LastPosition(model, batch)
-        makes: list[Make] = [
-            partial(set_attention, weights=weights),
-            *(_donated(z[donors[contrast]], index) for contrast in contrasts[1:]),
-        ]
         # The first version is the plain run.
-        edits = [UNCHANGED, *(make([head]) for make in makes for head in all_heads)]
+        edits = [UNCHANGED, *(set_attention([head], weights) for head in all_heads)]
+        for contrast in contrasts[1:]:
+            donated = dict(enumerate(z[donors[contrast]][index].unbind(1)))
+            edits += [patch_z([head], donated) for head in all_heads]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = _differences(last, final)
         # The change by each head in the final stream, with all else as in the plain run.
         messages = torch.stack([message(last, edit, edit.first_layer)[:, 0] for edit in edits])
         direct = _differences(last, last.capture.resid_final + messages)
-        shape = len(makes), model.n_layers, model.n_heads
+        shape = len(contrasts), model.n_layers, model.n_heads
         swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
         both = zip(batch, partners, strict=True)
         others = [other if other.places == e.places else e for e, other in both]
-        theirs = _attention_differences(last, LastPosition(model, others), places)
-        theirs[[e is other for e, other in zip(batch, others, strict=True)]] = torch.nan
-        own = _attention_differences(last, last, places)
+        exchanged = _attention_differences(last, LastPosition(model, others), places)
+        exchanged[[e is other for e, other in zip(batch, others, strict=True)]] = torch.nan
+        unchanged = _attention_differences(last, last, places)
         return {
             "logit_difference": differences[0],
             "effect": _effects(differences, shape),
             "direct_effect": _effects(direct, shape),
             "logit_difference_all_swapped": all_swapped["logit_difference"],
-            "attention_difference": torch.stack([own, theirs], 1),
+            "attention_difference": torch.stack([unchanged, exchanged], 1),
         }
 
     arrays = read_batches("head_effects", encoded, 2048, run)
@@ -176,8 +167,10 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
-        make = _donated(z, index)
-        versions = [(make([head]), route) for route in ROUTES.values() for head in heads]
+        donated = dict(enumerate(z[index].unbind(1)))
+        versions = [
+            (patch_z([head], donated), route) for route in ROUTES.values() for head in heads
+        ]
         # The first version is the plain run.
         final = routed(last, [(UNCHANGED, ROUTES["all"]), *versions])
         effects = _effects(_differences(last, final), (len(ROUTES), len(heads)))

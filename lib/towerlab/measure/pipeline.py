@@ -161,7 +161,7 @@ class Design:
         Raises:
             TwoTowersError: If the tokenizer can encode no label pair.
         """
-        out: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         n, model = len(self.class_pairs), slug(self.settings.model)
         for pair in () if self.settings.label_pairs else self._default_pairs:
             try:
@@ -170,18 +170,18 @@ class Design:
                     prompts = self.blocks(n, 0, Template(1, separator), label_pairs=[pair])
                     encode_all(prompts, self.tokenizer)
             except TwoTowersError as error:
-                out[pair] = str(error)
-        if out and len(out) == len(self._default_pairs):
+                reasons[pair] = str(error)
+        if reasons and len(reasons) == len(self._default_pairs):
             raise TwoTowersError(
                 f"cannot use the tokenizer of '{model}': it can encode no label pair "
-                f"({next(iter(out.values()))}); choose others with label_pairs=..."
+                f"({next(iter(reasons.values()))}); choose others with label_pairs=..."
             )
-        if out:
+        if reasons:
             say(
                 f"{model}: label pairs left out, which its tokenizer cannot encode: "
-                f"{', '.join(out)}"
+                f"{', '.join(reasons)}"
             )
-        return out
+        return reasons
 
     @cached_property
     def template(self) -> Template:
@@ -194,7 +194,12 @@ class Design:
         )
 
     def blocks(
-        self, n: int, seed: int, template: Template | None = None, **of: Any
+        self,
+        n: int,
+        seed: int,
+        template: Template | None = None,
+        label_pairs: Sequence[str] = (),
+        **arguments: Any,
     ) -> list[Prompt]:
         """Return blocks of prompts, of all class pairs, label pairs and texts by default.
 
@@ -202,15 +207,19 @@ class Design:
             n: Number of blocks.
             seed: Seed, SELECTION or EVALUATION.
             template: Template, or None for the template of the design.
-            **of: Arguments `pairs`, `label_pairs` and `texts` of `draw_blocks`.
+            label_pairs: Label pairs, or none for those of the design.
+            **arguments: Arguments `pairs` and `texts` of `draw_blocks`.
 
         Returns:
             Prompts, four for each block.
         """
-        of = {"pairs": self.class_pairs, "texts": self.texts} | of
-        if "label_pairs" not in of:
-            of["label_pairs"] = self.label_pairs
-        return draw_blocks(n, template or self.template, seed=[self.settings.seed, seed], **of)
+        return draw_blocks(
+            n,
+            template or self.template,
+            seed=[self.settings.seed, seed],
+            label_pairs=label_pairs or self.label_pairs,
+            **{"pairs": self.class_pairs, "texts": self.texts} | arguments,
+        )
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         """Return prompts as tokens of the model.

@@ -65,8 +65,7 @@ class Recipe:
         if not self.sets:
             return data
         matched = [name.rpartition(RANDOM)[0] for name in data["head_set"].values]
-        data = data.assign_coords(matched_set=("head_set", matched))
-        return data.assign_coords(control=self.drawn) if self.control else data
+        return data.assign_coords(matched_set=("head_set", matched), control=self.drawn)
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:
