@@ -243,16 +243,11 @@ def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
     )
 
 
-def _directions_of(pipeline: Pipeline) -> xr.Dataset:
-    """Return one direction for each class pair, from prompts of the selection blocks."""
-    return class_directions(pipeline.model, _directing(pipeline.design, BLOCKS))
-
-
 def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encoded], Moved]]:
     """Return heads by attention, to be moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half.
-    Each of these comes, on average, from as many blocks as a direction of `_directions_of`.
+    Each of these comes, on average, from BLOCKS blocks, as every other direction.
 
     Args:
         pipeline: Pipeline of the model.
@@ -262,10 +257,10 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
         The prompts of each half, and their heads and directions. The list is empty if there are no
         such heads, or if a half lacks one of the classes.
     """
-    first_half = {frozenset(pair.split("/")) for pair in pipeline.design.label_pairs[::2]}
+    first_half = pipeline.design.label_pairs[::2]
 
     def in_half(prompts: Sequence[Encoded], is_first: bool) -> list[Encoded]:
-        return [e for e in prompts if (frozenset(e.prompt.labels) in first_half) == is_first]
+        return [e for e in prompts if ("/".join(e.prompt.labels) in first_half) == is_first]
 
     directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
     halves: list[tuple[list[Encoded], Moved]] = []
@@ -279,10 +274,10 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
     return halves
 
 
-def _directing(design: Design, blocks: int) -> list[Encoded]:
-    """Return the prompts that directions come from: `blocks` blocks of each moved class pair."""
+def _directing(design: Design, n_blocks: int = BLOCKS) -> list[Encoded]:
+    """Return the prompts that directions come from: some selection blocks of each class pair."""
     pairs = design.intervention_pairs
-    return design.encode(design.blocks(blocks * len(pairs), SELECTION, pairs=pairs))
+    return design.encode(design.blocks(n_blocks * len(pairs), SELECTION, pairs=pairs))
 
 
 def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
@@ -292,8 +287,8 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     heads without negative heads, heads by increase, and heads by attention along directions from
     prompts with other labels.
     """
-    k, directions = pipeline.settings.top_k, _directions_of(pipeline)
-    encoded = pipeline.design.intervention()
+    k, encoded = pipeline.settings.top_k, pipeline.design.intervention()
+    directions = class_directions(pipeline.model, _directing(pipeline.design))
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
         "by increase": by_increase(pipeline, k),
@@ -332,7 +327,8 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
     The control has twenty random sets of heads along the class directions, then the heads by
     attention along twenty random directions.
     """
-    sets, directions = present(pipeline.head_sets, BY_ATTENTION), _directions_of(pipeline)
+    sets = present(pipeline.head_sets, BY_ATTENTION)
+    directions = class_directions(pipeline.model, _directing(pipeline.design))
     random = [
         *((heads, directions) for heads in random_sets(pipeline, sets)[BY_ATTENTION]),
         *(
