@@ -87,7 +87,7 @@ def papers_only(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name[0].isdigit()])
 def test_a_chapter_is_built_with_a_model_that_has_the_papers_own_measurements_only(
     chapter, papers_only, monkeypatch, tmp_path
 ):
