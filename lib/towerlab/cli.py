@@ -152,7 +152,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     pipeline = Pipeline(settings, command)
     if not precomputing and arguments.list:
         for name, row in rows.items():
-            summary = " ".join((recipe_of(name).__doc__ or "").partition("\n\n")[0].split())
+            summary = (recipe_of(name).__doc__ or "").partition("\n")[0]
             needs = f" Needs {', '.join(row.needs)}." if row.needs else ""
             print(f"{name}: {summary}{needs} About {row.passes:g} passes of each prompt.")
         return 0

@@ -63,13 +63,12 @@ def message(last: LastPosition, edit: Edit, layer: int) -> Float[Tensor, "batch 
     plain, model = last.plain[layer], last.model
     changed = plain._replace(z=plain.z.clone())
     edit.apply(layer, changed)
-    outputs = [
-        model.part(layer, "attention_out")(state.z.transpose(1, 2).flatten(-2))
-        for state in (changed, plain)
-    ]
-    if (norm := model.norm_after(layer, "attention")) is not None:
-        outputs = [norm(output) for output in outputs]
-    return outputs[0] - outputs[1]
+    linear = model.part(layer, "attention_out")
+    norm = model.norm_after(layer, "attention") or torch.nn.Identity()
+    changed_output, plain_output = (
+        norm(linear(state.z.transpose(1, 2).flatten(-2))) for state in (changed, plain)
+    )
+    return changed_output - plain_output
 
 
 @torch.inference_mode()
@@ -95,11 +94,13 @@ def routed(
     def around(layer: int, rows: Tensor) -> Iterator[None]:
         n = rows.shape[1]
         none = torch.zeros_like(rows[:, :1])
-        here = [message(last, e, layer) if e.heads_of(layer) else none for e in edits[:n]]
-        sent = torch.cat(here, 1)
-        below, shut = messages[:, :n].to(rows), closed[:n].to(rows)
-        of_mlps = below if last.model.parallel else below + sent
-        with _hiding(last.model, layer, rows, below * shut[:, 1:2], of_mlps * shut[:, 2:3]):
+        sent = torch.cat(
+            [message(last, edit, layer) if edit.heads_of(layer) else none for edit in edits[:n]], 1
+        )
+        below, is_closed = messages[:, :n].to(rows), closed[:n].to(rows)
+        from_queries = below * is_closed[:, 1:2]
+        from_mlps = (below if last.model.parallel else below + sent) * is_closed[:, 2:3]
+        with _hiding(last.model, layer, rows, from_queries, from_mlps):
             yield
         messages[:, :n] += sent.to(messages)
 
