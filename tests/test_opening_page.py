@@ -58,9 +58,9 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
     def summary():
         return re.sub("<[^>]*>", "", opening_page.summary(opening_page.tests(tmp_path)))
 
-    assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree untested for this" in summary()
+    assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree without a test" in summary()
     assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
-    assert "Stable in every model: figure 6, table 2. In no model fully and" in summary()
+    assert "Stable in every model: figure 6, table 2. Results that agree fully and" in summary()
     assert "random heads: figure 9, table 1." in summary()
     judged.loc[judged["claim"] == "figure 6", "stability"] = 0.9
     assert "Stable in every model: table 2." in summary()

@@ -196,8 +196,8 @@ def counted(asked: pd.DataFrame) -> str:
     n = asked["verdict"].value_counts()
     agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
     return (
-        f"{agree} agree, {same} agree as random heads do, {few} agree untested for this, "
-        f"{part} in part, {no} do not"
+        f"{agree} agree, {same} agree as random heads do, {few} agree without a test against "
+        f"random heads, {part} in part, {no} do not"
     )
 
 
@@ -220,8 +220,8 @@ def summary(judged: pd.DataFrame) -> str:
     )
     return (
         f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
-        f"{counted(asked[~own])}. Stable in every model: {always}. In no model fully and beyond "
-        f"random heads: {never}."
+        f"{counted(asked[~own])}. Stable in every model: {always}. Results that "
+        f"agree fully and beyond random heads in no model: {never}."
     )
 
 
