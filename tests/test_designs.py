@@ -56,7 +56,7 @@ def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypat
     hides what is missing."""
     model, chosen = model_of(size, tmp_path / "null"), design(random.Random(seed))
     monkeypatch.setattr(files, "precomputed_models", dict)
-    for chapter in CHAPTERS:
+    for chapter in (name for name in CHAPTERS if name[0].isdigit()):
         rows = evidence_of(
             chapter,
             monkeypatch,

@@ -246,10 +246,9 @@ def findings(build: Path) -> str:
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests agree; in "
-        f"{n.get(claims.UNSPECIFIC, 0)} of these, random heads give the same result. We test "
-        f"{len(of_items)} results of the paper in up to "
-        f'{judged["model"].nunique()} models (<a href="#opening-map">picture</a>).{in_all}',
+        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests of {len(of_items)} results of the "
+        f"paper agree; random heads agree in {n.get(claims.UNSPECIFIC, 0)} of these "
+        f'(<a href="#opening-map">picture</a>).{in_all}',
         "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
         f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
         f"({word}) "
