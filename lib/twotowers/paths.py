@@ -82,7 +82,7 @@ def is_local(model: str) -> bool:
     The name of such a folder does not identify the model.
 
     Args:
-        model: Name, folder or hub id of a model.
+        model: Name, folder or Hugging Face id of a model.
     """
     return model not in included_models() and Path(model).exists()
 
@@ -94,7 +94,7 @@ def slug(model: str) -> str:
     of "/".
 
     Args:
-        model: Name, folder or hub id of a model.
+        model: Name, folder or Hugging Face id of a model.
     """
     if is_local(model):
         model = Path(model).resolve().name

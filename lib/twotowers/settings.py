@@ -45,7 +45,7 @@ class Template(NamedTuple):
         return f"k = {self.k}, {self.separator}"
 
 
-class LabelPair(Row):
+class _LabelPair(Row):
     """A line of data/words/labels.csv: two labels, or none for CLASS_NAMES."""
 
     first: str
@@ -67,7 +67,7 @@ def read_label_pairs(
         kinds: Kinds of label pairs.
     """
     path = data_folder() / "words" / "labels.csv"
-    rows = read_table(path, LabelPair, ("first", "second"))
+    rows = read_table(path, _LabelPair, ("first", "second"))
     return tuple(str(row) for row in rows if row.kind in kinds)
 
 

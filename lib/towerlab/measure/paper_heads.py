@@ -179,7 +179,7 @@ def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
     return with_exchanged(pipeline, range(first, first + min(most, n_prompts // parts or 1)))
 
 
-def mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.DataArray]:
+def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.DataArray]:
     """Return the mean increases with foo and with bar true, over selection prompts.
 
     Args:
@@ -208,7 +208,7 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(*mean_increases(pipeline, name), lost)
+    heads, foo_heads, bar_heads = twelve(*_mean_increases(pipeline, name), lost)
 
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
@@ -242,7 +242,7 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
     ranking.
     """
     lost = pipeline.measured("paper_ablations")["log_prob_lost"]
-    foo, bar = mean_increases(pipeline, "dose")
+    foo, bar = _mean_increases(pipeline, "dose")
     ranked = rankings((foo + bar) / 2, lost, max(DOSES))
     sets = {f"{n} {name}": heads[:n] for name, heads in ranked.items() for n in DOSES}
     random: dict[str, list[list[Head]]] = {}

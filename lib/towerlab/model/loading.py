@@ -53,7 +53,7 @@ def load(
     """Load a model and its tokenizer, and prove that the table of architectures describes it.
 
     Args:
-        name: Included name, folder of safetensors, or hub id.
+        name: Included name, folder of safetensors, or Hugging Face id.
         dtype: Type of the weights, such as "float32".
         device: Device of the weights.
         device_map: "auto", or module -> device, in place of `device`. Nothing may be offloaded,
