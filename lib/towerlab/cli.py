@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     precompute = add_command(
         "precompute",
         "path/to/model --evaluation-blocks 200 --prompts 200",
-        "Measure a model, and store the results in data/measurements for all pages.",
+        "Measure a model, and store the results in data/measurements, where pages find them.",
     )
     precompute.add_argument("model", metavar="MODEL", help="name, folder, or Hugging Face id")
     for command, excluded in ((measure, ()), (precompute, ("model", "out"))):

@@ -41,8 +41,8 @@ from twotowers.tables import shown_name
 
 DRAWS = 1000
 CHANCE, LEARNS = 0.5, 0.6
-"""Accuracy of guessing between two labels, and the lower limit of learning: a model does not learn
-the task if the 95% interval of its accuracy is below it"""
+"""Accuracy of guessing between two labels, and the accuracy below which a model does not learn the
+task (`Model.check_learned`)"""
 
 
 LEARNED = "learned"
@@ -115,8 +115,9 @@ class Model:
     def check_learned(self) -> None:
         """Check that the model learns the task.
 
-        A model does not learn the task if its accuracy is below LEARNS. If its interval reaches
-        from CHANCE to LEARNS, or has no bounds, there are too few class pairs to tell.
+        A model learns the task if the interval of its accuracy is above CHANCE. Otherwise it does
+        not learn the task if the interval is below LEARNS, and in all other cases there are too few
+        class pairs to tell.
 
         Raises:
             NotTestable: If the model does not learn the task, or if there are too few class pairs.
@@ -224,7 +225,7 @@ class Model:
         ]
         chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
         random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
-        # The same random head in every split.
+        # If a head is in several splits, the same random head replaces it in all of them.
         replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
         # Sorted, so that equal sets give equal numbers.
         parts = [
@@ -350,7 +351,8 @@ class Chapter(Measurements):
             model.check_learned()
         effect, control = model.select(claim, values, random)
         if control is not None and random is not None and claim.heads in model.sets:
-            # The files contain the random sets that this rule draws.
+            # The measurement drew its random sets like this, so their names are drawn again. With
+            # directions, the first half are sets of heads.
             n_sets = random.sizes["random_set"]
             n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
             sets = model.draw_random_sets(model.sets[claim.heads], n_drawn)

@@ -18,8 +18,8 @@ equal random sets, which occur if few other heads are available, are counted onc
 
 A claim is not testable on a model in these cases:
 
-- The model does not learn the task, or too few blocks tell whether it does.
-- The rule selects no heads in the model.
+- The model does not learn the task, or there are too few class pairs to tell.
+- The rule of selection (`head_selection`) selects no heads in the model.
 - The effect is a share, and its denominator is not clearly different from zero.
 """
 
@@ -66,7 +66,7 @@ from twotowers.tables import read_csv
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
 SMALLEST_EFFECT_RATIO = 0.05
 BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
-"""Changes of the paper's prompts that are both orders with both assignments of the labels"""
+"""Four versions of the paper's prompts: the true label last or first, both label assignments"""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,8 @@ def judge(
     5. `small` if the estimate is above `null_value` by less than `smallest_effect`.
     6. `holds` if there is no control.
     7. `undecided` if fewer than MIN_RANDOM_SETS different random sets were measured.
-    8. `holds` if it is clearly larger than in random sets, and at most MAX_EXCEEDANCE reach it.
+    8. `holds` if the effect is clearly larger than in random sets, and the share of these sets that
+       reach it is at most MAX_EXCEEDANCE.
     9. `not specific` otherwise: the effect exists, but other heads also have it.
 
     In rule 8, "clearly" means that the 95% interval of the difference from the mean of the random

@@ -33,7 +33,7 @@ HEADS_PER_SET = 5
 MAX_K = 4
 MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
 RANDOM_LISTS, SINGLE_HEADS = 1000, 20
-"""Number of random lists for a list of heads, and of other heads for a single head"""
+"""Random lists to compare a list with, and other heads to compare a single head with"""
 SETS = {
     "by attribution": ("attribution", 0.0),
     "by written logit difference": ("written logit difference", MIN_WRITTEN),

@@ -121,7 +121,7 @@ class Settings(BaseModel):
     k: Count | None = None
     """number of demonstrations of each class; auto: that of the most accurate template"""
     separator: Literal["space", "line break"] | None = None
-    """separator of demonstrations: space, line break, or auto"""
+    """separator between demonstrations; auto: that of the most accurate template"""
     label_pairs: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs, such as foo/bar,left/right; auto: all pairs of data/words/labels.csv"""
     prompts: Count | None = None

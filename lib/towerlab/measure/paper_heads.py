@@ -169,7 +169,7 @@ def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
     Args:
         pipeline: Pipeline of the model. Its measurement "paper" names the sets.
         most: Maximum number of prompts of each set and true label.
-        parts: Number of parts of a set, of which the result has at most one.
+        parts: The result has at most 1/parts of the prompts of a set.
 
     Returns:
         Prompts with foo true, then the same prompts with bar true.
@@ -184,7 +184,7 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
 
     Args:
         pipeline: Pipeline of the model. Its measurement "paper" has the increases with foo true.
-        name: Measurement in which this is a stage.
+        name: Name of the measurement that is being made.
 
     Returns:
         Mean increases (layer, head) with foo true and with bar true, in nats.

@@ -16,8 +16,8 @@ attention.
     ...     both = model.logits(batch)
 
 There is one primitive: an `Edit` computes z of its heads, at some positions, from the query, key
-and value of the current forward pass. So it responds to the edits of lower layers. Edits of the
-last position only have a faster implementation with equal results, `last_position`.
+and value of the current forward pass. So it responds to the edits of lower layers. For edits that
+change only the last position, the module `last_position` is faster and gives equal results.
 
 Batches contain prompts of one token length.
 """
@@ -125,8 +125,8 @@ class Edit(NamedTuple):
 def edited(model: Model, *edits: Edit) -> Iterator[None]:
     """Apply edits, in their order, to every forward pass inside the `with` block.
 
-    Every forward pass there must be one of the batch that the edits are for. Attention that is
-    recorded inside is the attention of the forward pass, before the edits of its layer.
+    Inside it, run the model only on the batch that the edits are for. Attention that is recorded
+    inside has the edits of lower layers, but not those of its own layer.
 
     Args:
         model: Any model.
@@ -285,7 +285,7 @@ def steer(
 ) -> Edit:
     """Return an edit that adds steering vectors to the last query and to the label keys.
 
-    The keys change only as the last position of these heads reads them, as in `interchange`.
+    Only the last position of these heads sees the changed keys, as in `interchange`.
 
     Args:
         heads: Heads to change.
