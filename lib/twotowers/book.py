@@ -13,6 +13,7 @@ a chart, and `chapter.close()` writes the rows of evidence.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -109,7 +110,10 @@ class Model:
 
     @property
     def template(self) -> Template:
-        """Prompt template of the measurements, the most accurate one that was measured."""
+        """Prompt template of the measurements: the given or otherwise the most accurate one."""
+        given = json.loads(self.heads.attrs["identity"])
+        if given["k"] and given["separator"]:  # then no other template needs a measurement
+            return Template(given["k"], given["separator"])
         return head_selection.select_template(self.chapter.measured("templates")[self.name])
 
     def check_learned(self) -> None:
