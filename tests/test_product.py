@@ -19,7 +19,8 @@ def chapter():
         if "import xarray" in source:
             exec("\n".join(line for line in source.splitlines() if "import" in line), names)
         elif any(
-            f"def {name}(" in source for name in ("on_axis", "rising", "predicted", "r_squared")
+            f"def {name}(" in source
+            for name in ("centred", "on_axis", "rising", "predicted", "r_squared")
         ):
             exec(source, names)
     return names
