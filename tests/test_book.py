@@ -33,7 +33,7 @@ def dataset(answer=2.0, **variables):
     nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
     numbers = {"logit_difference": ("prompt", lead), **variables}
-    identity = json.dumps({"evaluation_blocks": 30, "k": 2})
+    identity = json.dumps({"evaluation_blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
     about = {"identity": identity, "measurement": "heads"}
     return xr.Dataset(numbers, prompts(), sizes | about)
