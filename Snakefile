@@ -6,13 +6,14 @@
 # A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "query_key_vectors"]}; with
 # "evidence": true it reads the evidence of all other chapters. `update` keeps the last good file when a job fails.
 #
-# One rule says when a measurement is made again: when its identity is another (`files.identity`), as `twotowers measure`
+# One rule says when a measurement is made again: when its identity is another (`cache.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
 import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab import building
+from towerlab.measure import cache
 from towerlab.measure.pipeline import Pipeline
 from twotowers import catalogue, files
 from twotowers.paths import data_folder
@@ -57,7 +58,7 @@ def run(suite):
 def rests_on(name):
     """The model, and texts and versions of a chapter's measurements, precomputed ones too."""
     suites = about[name].get("suites", [settings.suite])
-    return [(s, run(s).fingerprint, files.text_digest(s), catalogue.versions(m)) for s in suites for m in about[name].get("measurements", [])]
+    return [(s, run(s).fingerprint, cache.text_digest(s), catalogue.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
     """04-attention-weights -> 4: the chapter of its claims in data/claims.csv."""

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 from towerlab import building, cli
+from towerlab.measure import cache
 from towerlab.measure.pipeline import Pipeline
 from towerlab.model import loading
 from towerlab.progress import say
@@ -81,7 +82,7 @@ def folder(pipeline: Pipeline) -> Path:
     Args:
         pipeline: Pipeline of the model.
     """
-    return files.folder(pipeline.settings, pipeline.name)
+    return cache.folder(pipeline.settings, pipeline.name)
 
 
 def verdicts(

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, make_home
-from twotowers import catalogue, files
+from towerlab.measure.cache import identity
+from twotowers import catalogue
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
 LEFT_OUT = {
+    "towerlab.measure.cache",
     "towerlab.model.architectures",
     "towerlab.model.loading",
     "towerlab.model.proof",
@@ -140,12 +142,12 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
 def test_identity_is_model_suite_texts_and_versions(lib):
     """And what test_settings.py lists."""
 
-    def identity(model="m@0", **settings):
-        return files.identity("heads", Settings.from_values(settings), model)
+    def identity_of(model="m@0", **settings):
+        return identity("heads", Settings.from_values(settings), model)
 
-    before = identity()
-    assert len({before, identity("n@0"), identity(suite="sentences")}) == 3
+    before = identity_of()
+    assert len({before, identity_of("n@0"), identity_of(suite="sentences")}) == 3
     change(lib / "../data/words/words.csv", "cat,", "tomcat,")
-    assert (other := identity()) != before
+    assert (other := identity_of()) != before
     change(lib / "../data/versions.csv", "templates,answers,1,", "templates,answers,2,")
-    assert identity() != other  # heads need templates
+    assert identity_of() != other  # heads need templates

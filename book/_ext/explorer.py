@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
+from towerlab.measure import cache
 from twotowers import catalogue, files, head_selection, intervals
 from twotowers.errors import TwoTowersError
 from twotowers.heads import head_names
@@ -66,7 +67,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
             except TwoTowersError:  # a file of older code
                 return None
             made_with = json.loads(data.attrs["identity"])
-            now = files.text_digest(suite), catalogue.versions(name)
+            now = cache.text_digest(suite), catalogue.versions(name)
             if (made_with["texts"], made_with["versions"]) != now:
                 return None
         if data is None or catalogue.NOT_TESTABLE in data.attrs:

@@ -1,12 +1,11 @@
-"""Tables of the book's claims, of the paper's results, and of findings.
+"""Tables of the book's claims and of the paper's results.
 
     >>> claims()["learned"].statement
     'The model learns the classes from the demonstrations.'
     >>> paper_results()["figure 6"].judge(0.95)
     'agrees'
 
-Findings rest on verdicts. Each table is read with one class per row (`tables`), so an error names
-the line of a wrong cell.
+Each table is read with one class per row (`tables`), so an error names the line of a wrong cell.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import math
 import re
 from typing import Literal
 
-import pandas as pd
-
 from twotowers.paths import data_folder
-from twotowers.tables import Optional, Row, Text, read_csv, read_table
+from twotowers.tables import Optional, Row, Text, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
@@ -149,15 +146,3 @@ def claims() -> dict[str, Claim]:
 def paper_results() -> dict[str, PaperResult]:
     """Return the results of the paper by their name, such as "figure 6", in the paper's order."""
     return {row.id: row for row in read_table(data_folder() / "figures.csv", PaperResult, ("id",))}
-
-
-def findings() -> pd.DataFrame:
-    """Return the hand-written findings of the opening page ("intro") and of chapters.
-
-    Returns:
-        Columns page, sentence, chapter, claim, model, verdict. A row is a verdict on which a
-            sentence rests, and `chapter` is the chapter that shows its basis.
-    """
-    table = read_csv(data_folder() / "findings.csv", str)
-    # Only the first line of a sentence has these cells.
-    return table.assign(**table[["page", "sentence", "chapter"]].ffill())

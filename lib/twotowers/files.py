@@ -1,7 +1,5 @@
-"""Measurement files: identity, folder, reader, and the precomputed measurements.
+"""Measurement files: reader, writer of any file, and the precomputed measurements.
 
-    >>> sorted(json.loads(identity("templates", Settings(), "mini-gpt2@0")))[:4]
-    ['dtype', 'k', 'label_pairs', 'model']
     >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
     30
 
@@ -9,14 +7,13 @@ A file holds one dataset. Along the dimension `head_set`, the sets that a rule s
 then the random sets that are matched to them. The coordinate `matched_set` holds the name of the
 set that a random set is matched to, and "" for selected sets.
 
-The attribute `identity` lists everything that decides the numbers: the model, the settings, a
-digest of the texts that prompts are drawn from, and the versions of the code. A file is valid if
-its identity equals the current one. A precomputed file is valid if its versions are current.
+The attribute `identity` lists everything that decides the numbers, as JSON: the model, the
+settings, a digest of the texts that prompts are drawn from, and the versions of the code. A
+precomputed file is valid if its versions are current.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -34,50 +31,17 @@ from twotowers.catalogue import fault, row_of, versions
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
-from twotowers.tables import read_text
 
-TEXTS = {
-    "words": ("words/words.csv", "words/pairs.csv", "words/labels.csv", "words/stop_words.txt"),
-    "sentences": ("sentences/own.csv", "words/labels.csv", "words/stop_words.txt"),
-    "published": ("sentences/files.csv", "words/labels.csv", "words/stop_words.txt"),
-}
-"""Suite -> the files in data that its prompts are drawn from"""
 NUMBERS = {"evaluation_blocks", "selection_blocks", "prompts"}
 """Settings that count prompts"""
 PAPER_SETTINGS = {"suite", "prompts", "seed", "dtype"}
 """Settings that decide a measurement of the paper's own sets"""
 OTHER_SETTINGS = {"model", "device", "device_map", "out", "prompts"}
 """Settings that do not decide any other measurement"""
-DIGITS_OF_NAMES = 6
-"""Number of hexadecimal digits that tell folders apart"""
 
 
 class UnexpectedVariables(TwoTowersError):
     """A measurement that differs from data/variables.csv."""
-
-
-def text_digest(suite: str) -> str:
-    """Return a digest of the texts that the prompts of a suite are drawn from.
-
-    It depends on the lines of tables, on the texts of each class, and on the stop words.
-
-    Args:
-        suite: Name of the suite.
-    """
-    entries = {}
-    for file in TEXTS[suite]:
-        text = read_text(data_folder() / file)
-        header, *lines = filter(None, text.split("\n"))
-        if file.endswith(".txt"):
-            entries[file] = text.split()
-        elif "class" in (columns := header.split(",")):
-            classes: dict[str, list[str]] = {}
-            for line, cells in zip(lines, csv.reader(lines), strict=False):
-                classes.setdefault(cells[columns.index("class")], []).append(line)
-            entries[file] = [f"{name} {digits(texts)}" for name, texts in classes.items()]
-        else:
-            entries[file] = lines
-    return digits(entries)
 
 
 def digits(value: object) -> str:
@@ -89,7 +53,7 @@ def digits(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
+def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
     """Return the settings that decide the numbers of a measurement.
 
     Args:
@@ -104,7 +68,7 @@ def _deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, 
     return settings.model_dump(exclude=others, **dump)
 
 
-def _changed_settings(name: str, settings: Settings) -> dict[str, Any]:
+def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
     """Return the deciding settings of a measurement that differ from their defaults.
 
     The suite is not among them.
@@ -113,39 +77,9 @@ def _changed_settings(name: str, settings: Settings) -> dict[str, Any]:
         name: Measurement.
         settings: All settings.
     """
-    changed = _deciding_settings(name, settings, exclude_defaults=True)
+    changed = deciding_settings(name, settings, exclude_defaults=True)
     changed.pop("suite", None)
     return dict(sorted(changed.items()))
-
-
-def identity(name: str, settings: Settings, fingerprint: str) -> str:
-    """Return everything that decides the numbers of a measurement of a model, as JSON.
-
-    Args:
-        name: Measurement.
-        settings: All settings.
-        fingerprint: Fingerprint of the model.
-    """
-    made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
-    fields = _deciding_settings(name, settings) | made_from | {"versions": versions(name)}
-    return json.dumps(fields, sort_keys=True)
-
-
-def folder(settings: Settings, model: str, name: str = "heads") -> Path:
-    """Return the folder of a measurement.
-
-    Settings that differ from the defaults have a folder of their own, except among precomputed
-    measurements. So nothing is measured twice if the seed is changed and changed back.
-
-    Args:
-        settings: All settings.
-        model: Name of the model among measurements.
-        name: Measurement.
-    """
-    out, changed = Path(settings.out), _changed_settings(name, settings)
-    if not changed or out.resolve() == (data_folder() / "measurements").resolve():
-        return out / model / settings.suite
-    return out / model / f"{settings.suite}-{digits(changed)[:DIGITS_OF_NAMES]}"
 
 
 @contextmanager
@@ -332,5 +266,5 @@ def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
         settings: All settings.
     """
     made_with = json.loads(data.attrs["identity"])
-    changed = _changed_settings(data.attrs["measurement"], settings).items()
+    changed = changed_settings(data.attrs["measurement"], settings).items()
     return all(made_with[name] == value for name, value in changed if name not in NUMBERS)

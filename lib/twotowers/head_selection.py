@@ -303,17 +303,3 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
         selects = ~data["class_pair"].isin(pairs) & other_labels
         if evaluates.any():
             yield data.isel(prompt=selects.values), target.isel(prompt=evaluates.values)
-
-
-def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
-    """Return the heads of two lists taken in turn.
-
-    The EMNLP version of the paper joins the tops of its two rankings in this way.
-
-    Args:
-        first: List whose first head comes first.
-        second: Another list.
-        n: Number of heads of the result.
-    """
-    heads = [head for pair in zip(first, second, strict=False) for head in pair]
-    return list(dict.fromkeys(heads))[:n]

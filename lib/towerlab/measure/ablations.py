@@ -32,7 +32,7 @@ from twotowers.heads import Heads
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import by_increase, present, random_sets
+from towerlab.measure.sets import by_increase, interleave, present, random_sets
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
 from towerlab.model.edits import answers, edited, everywhere, knockout, zero_ablate
@@ -141,9 +141,7 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     The EMNLP version does the same.
     """
     single = pipeline.measured("single_head_ablations")["log_prob_lost"].mean("prompt")
-    heads = head_selection.interleave(
-        by_increase(pipeline, TWELVE), head_selection.top_heads(single, TWELVE), 12
-    )
+    heads = interleave(by_increase(pipeline, TWELVE), head_selection.top_heads(single, TWELVE), 12)
     sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 

@@ -31,7 +31,7 @@ from towerlab.measure.observations import observations
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import random_sets
+from towerlab.measure.sets import interleave, random_sets
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import CHANGES, ORDERS
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -72,7 +72,7 @@ def rankings(increase: xr.DataArray, lost: xr.DataArray, n: int) -> dict[str, li
         head_selection.top_heads(means, n, minimum=-np.inf) for means in (increase, lost)
     )
     return {
-        INTERLEAVED: head_selection.interleave(by_increase, by_ablation, n),
+        INTERLEAVED: interleave(by_increase, by_ablation, n),
         "by increase": by_increase,
         "by ablation": by_ablation,
     }

@@ -34,6 +34,7 @@ from twotowers.heads import Head
 from twotowers.paths import included_models, is_local, slug
 from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
+from towerlab.measure import cache
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import loading
 from towerlab.progress import progress, say
@@ -322,7 +323,7 @@ class Pipeline:
         included = loading.fingerprint(name) if name in included_models() else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
-        return f"{name}--{self.fingerprint.partition('@')[2][: files.DIGITS_OF_NAMES]}"
+        return f"{name}--{self.fingerprint.partition('@')[2][: cache.DIGITS_OF_NAMES]}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -359,10 +360,10 @@ class Pipeline:
         Returns:
             Path, whether or not the file exists.
         """
-        return files.folder(self.settings, self.name, name) / f"{name}.nc"
+        return cache.folder(self.settings, self.name, name) / f"{name}.nc"
 
     def identity(self, name: str) -> str:
-        """Return the identity of a measurement: see `files.identity`.
+        """Return the identity of a measurement: see `cache.identity`.
 
         Args:
             name: Measurement.
@@ -370,7 +371,7 @@ class Pipeline:
         Returns:
             Text of all inputs that decide its numbers.
         """
-        return files.identity(name, self.settings, self.fingerprint)
+        return cache.identity(name, self.settings, self.fingerprint)
 
     def measured(self, name: str) -> xr.Dataset:
         """Return a measurement from its file if that has the current identity, or measure it.

@@ -110,3 +110,20 @@ def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]
             "no rule selects any head of this model, which happens if it does not learn the task"
         )
     return not_empty
+
+
+def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
+    """Return the heads of two lists taken in turn.
+
+    The EMNLP version of the paper joins the tops of its two rankings in this way.
+
+    Args:
+        first: List whose first head comes first.
+        second: Another list.
+        n: Number of heads of the result.
+
+    Returns:
+        Heads, best first.
+    """
+    heads = [head for pair in zip(first, second, strict=False) for head in pair]
+    return list(dict.fromkeys(heads))[:n]
