@@ -101,7 +101,7 @@ def test_figures_and_exhibits_show_what_is_pinned(built, request):
     came = [row for number, data in figures() if number not in ARBITRARY
             for row in means(number, data)]  # fmt: skip
     for row in evidence.read(BUILD / "evidence", claims.paper_results()).itertuples():
-        if row.model in MODELS and row.claim not in claims.OF_NO_MODEL:
+        if row.model in MODELS and row.claim not in claims.WITHOUT_MODEL:
             came.append((row.chapter, row.claim, row.model, row.verdict, 1, row.effect))
     came = pd.DataFrame(came, columns=COLUMNS)
     both = (

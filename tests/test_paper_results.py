@@ -16,7 +16,7 @@ from twotowers.heads import Head, head_coordinates
 
 
 def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
-    assert {*claims.OF_NO_MODEL} <= {*claims.paper_results()}
+    assert {*claims.WITHOUT_MODEL} <= {*claims.paper_results()}
 
 
 def test_every_result_of_both_versions_has_its_line():
@@ -110,9 +110,9 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     [
         (0.9, None, AGREES),  # a row that names no heads
         (0.9, [0.8] * 95 + [0.9] * 5, AGREES),
-        (0.9, [0.8] * 94 + [0.9] * 6, claims.UNSPECIFIC),
-        (0.9, [0.8] * 19, claims.UNTESTED),
-        (0.9, [], claims.UNTESTED),
+        (0.9, [0.8] * 94 + [0.9] * 6, claims.AGREES_UNSPECIFIC),
+        (0.9, [0.8] * 19, claims.AGREES_UNTESTED),
+        (0.9, [], claims.AGREES_UNTESTED),
         (0.8, [0.9] * 100, IN_PART),
         (math.nan, [0.9] * 100, NOT_TESTABLE),
     ],

@@ -36,8 +36,8 @@ BUTTONS = {
 """Button of each scene of the playground"""
 SIGNS = {
     claims.AGREES: "✓",
-    claims.UNSPECIFIC: "≈",
-    claims.UNTESTED: "?",
+    claims.AGREES_UNSPECIFIC: "≈",
+    claims.AGREES_UNTESTED: "?",
     claims.IN_PART: "½",
     claims.DISAGREES: "✗",
     claims.NOT_TESTABLE: "–",
@@ -223,7 +223,7 @@ def summary(judged: pd.DataFrame) -> str:
         judged: Rows of evidence of the counted results.
     """
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
-    specific = asked["verdict"].isin([claims.AGREES, claims.UNTESTED])
+    specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_UNTESTED])
     stable = specific & ~(asked["stability"] < STABLE)
     items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
     always, never = (
@@ -259,7 +259,7 @@ def findings(build: Path) -> str:
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
         "all": f"<b>{len(agrees)} of {len(asked)}</b> tests of {len(of_items)} results of the "
-        f"paper agree; random heads agree in {n.get(claims.UNSPECIFIC, 0)} of these "
+        f"paper agree; random heads agree in {n.get(claims.AGREES_UNSPECIFIC, 0)} of these "
         f'(<a href="#opening-map">picture</a>).{in_all}',
         "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
         f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "

@@ -443,7 +443,7 @@ class Chapter(Measurements):
                 f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
         left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
-        names_no_model = name in claims.OF_NO_MODEL
+        names_no_model = name in claims.WITHOUT_MODEL
         changes = {} if names_no_model else self.measured("paper_changes", suite)
         marks = {model: evidence.judge_task(data)[1] for model, data in changes.items()}
         rows = [

@@ -31,13 +31,13 @@ VERDICTS = {
     "the rule names no heads; or there is nothing to be a share of",
 }
 AGREES, IN_PART, DISAGREES = "agrees", "in part", "does not agree"
-UNSPECIFIC, UNTESTED = "agrees, not specific", "agrees, specificity not tested"
+AGREES_UNSPECIFIC, AGREES_UNTESTED = "agrees, not specific", "agrees, specificity not tested"
 """Random lists of heads also agree, or there are too few of them to tell"""
-OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
+WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
 """Rows on whether a model solves the task, which mark its other rows"""
-UNCOUNTED = (*OF_NO_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons",
+UNCOUNTED = (*WITHOUT_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons",
              "appendix E, coefficients")  # fmt: skip
 """Rows in no count: also two repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"

@@ -38,6 +38,8 @@ from numpy.typing import ArrayLike
 from twotowers.claims import (
     ABSENT,
     AGREES,
+    AGREES_UNSPECIFIC,
+    AGREES_UNTESTED,
     BY_POSITION,
     BY_WORD,
     DISAGREES,
@@ -49,8 +51,6 @@ from twotowers.claims import (
     SMALL,
     TASK,
     UNDECIDED,
-    UNSPECIFIC,
-    UNTESTED,
     Claim,
     PaperResult,
     Statement,
@@ -102,7 +102,8 @@ class EvidenceRow:
             the number that is judged.
         control, control_low, control_high: Mean of the random sets with its 95% interval.
         difference, difference_low, difference_high: Effect minus control with its 95% interval.
-        exceedance: Share of the random sets that reach the effect.
+        exceedance: Share of the random sets that reach the effect, or for a result of the paper the
+            share of random lists that reach its verdict.
         n_random_sets: Number of different random sets.
         p: Two-sided p-value of the hypothesis that the effect equals the null.
         prompts, n, label_pairs: Numbers of prompts, of class pairs and of label pairs.
@@ -169,9 +170,10 @@ def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArra
         changes: Measurement `paper_changes` of the model.
 
     Returns:
-        Arguments of `judge_result`: the share of prompts in which the true label is likelier than
-            the other label, its description, None for random lists, and the share in resamples.
-            Then the mark of a model that does not solve the task, "" for one that does.
+        Tuple of this model in `results` of `Chapter.compare_with_paper`: the share of prompts in
+            which the true label is likelier than the other label, its description, None for random
+            lists, and the share in resamples. Then the mark of a model that does not solve the
+            task, "" for one that does.
     """
     is_right = changes.logit_difference.sel(change=BALANCED) > 0
     share = float(is_right.mean())
@@ -300,10 +302,12 @@ def judge_claim(
             "n_random_sets": random_sets.n_random_sets,
         }
         reach = round(random_sets.exceedance * random_sets.n_random_sets)
-        # The set in question is counted with the others.
-        p = (reach + 1) / (random_sets.n_random_sets + 1)
+        # The judged set is counted with the others.
+        p_random = (reach + 1) / (random_sets.n_random_sets + 1)
         words += f"; control {random_sets.mean.estimate:{claim.format}}, {reach:,} of "
-        words += f"{random_sets.n_random_sets:,} different {claim.control} reach it (p = {p:.2g})"
+        words += (
+            f"{random_sets.n_random_sets:,} different {claim.control} reach it (p = {p_random:.2g})"
+        )
     for name, part in parts.items():
         numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
     return verdict_row(
@@ -437,9 +441,9 @@ def judge_result(
             reach = [result.judge(statistic) in (AGREES, verdict) for statistic in lists]
             row["exceedance"] = float(np.mean(reach))
     if verdict == AGREES and lists.size < MIN_RANDOM_SETS:
-        row["verdict"] = UNTESTED
+        row["verdict"] = AGREES_UNTESTED
     elif verdict == AGREES and row["exceedance"] > MAX_EXCEEDANCE:
-        row["verdict"] = UNSPECIFIC
+        row["verdict"] = AGREES_UNSPECIFIC
     return row
 
 
