@@ -164,7 +164,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
         "resid_mid": parts["resid_pre"] + (0 if model.parallel else parts["attention_output"]),
         "resid_final": final,
         "own_logits": own_logits,
-        "logits": unembed.final_logits(model, final) if unembed.is_narrow(model) else own_logits,
+        "logits": unembed.final_logits(model, final) if model.is_narrow else own_logits,
     }
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
@@ -191,7 +191,7 @@ def answer(
         Top tokens (batch,), and log-probabilities (nats) of the true label and the other label
         (batch, label). They are computed in float32 or wider.
     """
-    if not unembed.is_narrow(model):
+    if not model.is_narrow:
         return label_log_probs(model.logits(batch), batch)
     final: list[Tensor] = []
     with model.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][:, -1])):

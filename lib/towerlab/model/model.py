@@ -118,12 +118,6 @@ def _matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
     return linear.weight.T if type(linear).__name__ == "Conv1D" else linear.weight
 
 
-def _bias(module: nn.Module) -> Tensor | None:
-    """Return the bias of a module, or None."""
-    bias = getattr(module, "bias", None)
-    return None if bias is None else bias.detach()
-
-
 def apply_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """Return the norm of x, on the device of x.
 
@@ -137,6 +131,19 @@ def apply_norm(norm: nn.Module, x: Tensor) -> Tensor:
         Normalised vectors (*rows, width).
     """
     return norm(x.to(norm.weight.device)).to(x.device)
+
+
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x plus a bias, on the device of x.
+
+    Args:
+        x: Any tensor.
+        bias: Bias, which broadcasts to x, or None.
+
+    Returns:
+        The sum, or x itself if there is no bias.
+    """
+    return x if bias is None else x + bias.to(x.device)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -237,6 +244,11 @@ class Model:
         """Type of the weights."""
         return self.unembedding.weight.dtype
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the model computes in less than float32."""
+        return self.dtype.itemsize < 4
+
     @cached_property
     def blocks(self) -> list[nn.Module]:
         """Blocks of the model, in the order of the layers."""
@@ -252,8 +264,8 @@ class Model:
         """Final norm and unembedding, whose matrix may be tied to the embeddings."""
         head = self.hf.get_output_embeddings()
         return Unembedding(
-            head.weight.detach(),
-            _bias(head),
+            head.weight,
+            getattr(head, "bias", None),
             self.norm(self.final_norm),
             getattr(self.config, "final_logit_softcapping", None),
         )
@@ -309,10 +321,10 @@ class Model:
         Returns:
             The norm. Gemma's gain is in at least float32, as in Gemma itself.
         """
-        weight, added = module.weight.detach(), self.architecture.gain
+        weight, added = module.weight, self.architecture.gain
         gain = widen(weight) + added if added else weight
         eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
-        return Norm(gain, _bias(module), self.architecture.centred, eps)
+        return Norm(gain, getattr(module, "bias", None), self.architecture.centred, eps)
 
     def normed(
         self, layer: int, block: str, x: Float[Tensor, "*rows d_model"]
@@ -360,7 +372,7 @@ class Model:
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
-        matrix = _matrix_of(self.part(layer, f"{block}_out")).detach().T
+        matrix = _matrix_of(self.part(layer, f"{block}_out")).T
         norm = self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm(norm).gain).to(matrix.dtype)
 
@@ -392,7 +404,7 @@ class Model:
         Returns:
             Bias (d_model,), or None.
         """
-        return _bias(self.part(layer, f"{block}_out"))
+        return getattr(self.part(layer, f"{block}_out"), "bias", None)
 
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """Return fc2, whose row k is the value vector of neuron k.
@@ -425,8 +437,8 @@ class Model:
         """
         n_neurons = _matrix_of(self.part(layer, "ffn_out")).shape[1]
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
-        rows = torch.cat([_matrix_of(linear).detach() for linear in maps])
-        biases = [bias for linear in maps if (bias := _bias(linear)) is not None]
+        rows = torch.cat([_matrix_of(linear) for linear in maps])
+        biases = [linear.bias for linear in maps if linear.bias is not None]
         bias = torch.cat(biases).unflatten(0, (-1, n_neurons)) if biases else None
         return rows.unflatten(0, (-1, n_neurons)), bias
 
@@ -469,8 +481,8 @@ class Model:
                 rows = rows.unflatten(0, (n_heads[which], 3, self.d_head))[:, which].flatten(0, 1)
             return rows.unflatten(0, (n_heads[which], self.d_head))
 
-        bias = _bias(linear)
-        return by_head(_matrix_of(linear).detach()), None if bias is None else by_head(bias)
+        bias = None if linear.bias is None else by_head(linear.bias)
+        return by_head(_matrix_of(linear)), bias
 
     def score_scaling(self, layer: int) -> float:
         """Return the factor of query-key products.

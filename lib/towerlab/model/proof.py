@@ -14,7 +14,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, capture
-from towerlab.model.model import Model, softcapped, widen
+from towerlab.model.model import Model, add_bias, softcapped, widen
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
 # Maximum error of an identity, relative to the size of the numbers compared. RMSNorm computes in
@@ -100,29 +100,27 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         + widen(capture.ffn_output).sum(0)
     )
     compare("the sum of embeddings and blocks", total, capture.resid_final)
-    positions = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
-        attention_bias, ffn_bias = (
-            model.output_bias(layer, block) for block in ("attention", "ffn")
-        )
         weight = model.output_weight(layer).to(capture.z.device)
-        heads = _plus(torch.einsum("bhk,hkd->bd", capture.z[layer], weight), attention_bias)
+        heads = torch.einsum("bhk,hkd->bd", capture.z[layer], weight)
+        heads = add_bias(heads, model.output_bias(layer, "attention"))
         compare("the sum of heads", heads, capture.attention_output[layer])
         values = model.for_query_heads(capture.values[layer])
         z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
         compare("the sum of positions", z, capture.z[layer])
         normed = model.normed(layer, "attention", capture.stream_inputs[layer])
-        scores = query_key.last_scores(model, layer, normed, positions)
+        scores = query_key.last_scores(model, layer, normed)
         visible = capture.scores[layer].isfinite()
         compare("a product of query and key", scores[visible], capture.scores[layer][visible])
         neurons = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
-        compare("the sum of neurons", _plus(neurons, ffn_bias), capture.ffn_output[layer])
+        neurons = add_bias(neurons, model.output_bias(layer, "ffn"))
+        compare("the sum of neurons", neurons, capture.ffn_output[layer])
         coefficients = _coefficients(model, layer, capture)
         compare("a product with a subkey", coefficients, capture.ffn_out_input[layer])
     logits = unembed.bs_values(capture.resid_final, unembedding)
     if (bias := unembedding.norm.bias) is not None:
         logits = logits + (bias.to(model.device) @ unembedding.weight.T).to(logits.dtype)
-    logits = softcapped(_plus(logits, unembedding.bias), unembedding.softcap)
+    logits = softcapped(add_bias(logits, unembedding.bias), unembedding.softcap)
     compare("our logits", logits, capture.own_logits)
     return errors
 
@@ -130,10 +128,5 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Return the coefficients of all neurons of a layer, from the stream before its FFN."""
     x, (subkeys, bias) = model.normed(layer, "ffn", capture.resid_mid[layer]), model.subkeys(layer)
-    first, *second = _plus(torch.einsum("bd,mnd->bmn", x, subkeys.to(x)), bias).unbind(1)
+    first, *second = add_bias(torch.einsum("bd,mnd->bmn", x, subkeys.to(x)), bias).unbind(1)
     return model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
-
-
-def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x plus a bias, or x if there is no bias."""
-    return x if bias is None else x + bias.to(x.device)

@@ -7,8 +7,8 @@
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> from towerlab.model.capture import capture
     >>> run = capture(model, batch, {"streams", "weights"})
-    >>> normed, positions = model.normed(2, "attention", run.stream_inputs[2]), torch.arange(14)
-    >>> torch.allclose(last_scores(model, 2, normed, positions), run.scores[2], atol=1e-3)
+    >>> normed = model.normed(2, "attention", run.stream_inputs[2])
+    >>> torch.allclose(last_scores(model, 2, normed), run.scores[2], atol=1e-3)
     True
 
 A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`. Architectures differ in its
@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.attention import Attention
-from towerlab.model.model import Model, apply_norm
+from towerlab.model.model import Model, add_bias, apply_norm
 
 
 def queries(
@@ -73,8 +73,7 @@ def keys(
 
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
     """Return vectors after the linear map of every head."""
-    out = torch.einsum("...d,hkd->...hk", x, weight.to(x.device))
-    return out if bias is None else out + bias.to(x.device)
+    return add_bias(torch.einsum("...d,hkd->...hk", x, weight.to(x.device)), bias)
 
 
 def _projected(model: Model, layer: int, which: int, normed: Tensor) -> Tensor:
@@ -107,38 +106,33 @@ def rotated(
     if not model.rotates(layer):
         return v
     cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
-    n = cos.shape[-1]
+    n = 2 * cos.shape[-1]
     rotary, rest = v[..., :n], v[..., n:]
-    if model.architecture.rotates_neighbours:
-        quarter_turn = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
-    else:
-        quarter_turn = torch.cat((-rotary[..., n // 2 :], rotary[..., : n // 2]), -1)
-    rotary = rotary * cos + quarter_turn * sin
+    # Neighbours form a pair, or the numbers at one place of both halves.
+    sizes, pair = ((-1, 2), -1) if model.architecture.rotates_neighbours else ((2, -1), -2)
+    first, second = rotary.unflatten(-1, sizes).unbind(pair)
+    turned = first * cos - second * sin, second * cos + first * sin
+    rotary = torch.stack(turned, pair).flatten(-2)
     return torch.cat((rotary, rest.expand(*rotary.shape[:-1], -1)), -1)
 
 
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the model's own cosines and sines, in its dtype, for the rotated numbers of a head."""
-    if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
+    """Return the model's own cosines and sines, in its dtype, for the rotated pairs of a head."""
+    if not model.architecture.rotary:  # GPT-J: sines, then cosines
         table = model.part(layer, "attention").embed_positions
-        sin, cos = (
-            half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1)
-        )
+        sin, cos = table[positions.to(table.device)].chunk(2, -1)
         return cos, sin
     rotary = model.hf.get_submodule(model.architecture.rotary)
     kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
     like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
-    cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
-    if model.architecture.rotates_neighbours:  # an angle for two neighbours, not for two halves
-        cos, sin = (x.chunk(2, -1)[0].repeat_interleave(2, -1) for x in (cos, sin))
-    return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+    both = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
+    # Every angle is there twice, once for each half.
+    cos, sin = (x.reshape(*positions.shape, -1).chunk(2, -1)[0] for x in both)
+    return cos, sin
 
 
 def last_scores(
-    model: Model,
-    layer: int,
-    normed: Float[Tensor, "batch position d_model"],
-    positions: Int[Tensor, "position"],
+    model: Model, layer: int, normed: Float[Tensor, "batch position d_model"]
 ) -> Float[Tensor, "batch head position"]:
     """Return the scores of the last position with every position.
 
@@ -148,11 +142,11 @@ def last_scores(
         model: Any model.
         layer: Layer of the attention.
         normed: Inputs of W_Q and W_K (batch, position, d_model).
-        positions: Positions of queries and keys (position,): 0, 1, ...
 
     Returns:
         Scores (nats; batch, head, position).
     """
+    positions = torch.arange(normed.shape[1], device=normed.device)
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
     softcap = getattr(model.config, "attn_logit_softcapping", None)
@@ -184,12 +178,12 @@ def query_in_input_space(
     Returns:
         Vectors in the input space of W_K (batch, d_model).
     """
-    weight, kv_head = model.projection(layer, 1)[0], model.value_head(head)
+    (weight, bias), kv_head = model.projection(layer, 1), model.value_head(head)
     if name := model.architecture.head_norms[1]:
         norm = model.norm(model.part(layer, "attention").get_submodule(name))
         gain = norm.gain.unflatten(0, (-1, model.d_head))
         together = len(gain) > 1  # one norm of all heads, or of each by itself
-        key = _through(*model.projection(layer, 1), normed)
+        key = _through(weight, bias, normed)
         scale = norm.scale(key.flatten(-2) if together else key[:, kv_head])
         query = query * gain[kv_head if together else 0].to(query) / scale[:, None]
     return query @ weight[kv_head].to(query)

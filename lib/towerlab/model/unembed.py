@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.model import Model, Unembedding, apply_norm, softcapped, widen
+from towerlab.model.model import Model, Unembedding, add_bias, apply_norm, softcapped, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # number of words projected at a time
@@ -161,9 +161,9 @@ def final_normed(
         Vectors (*rows, d_model): from the model's own norm, or in float32 if the model is narrower.
     """
     norm, final = model.unembedding.norm, final.to(model.device)
-    if not is_narrow(model):
+    if not model.is_narrow:
         return apply_norm(model.final_norm, final)
-    return norm.normalise(final) + (0 if norm.bias is None else norm.bias.to(final.device))
+    return add_bias(norm.normalise(final), norm.bias)
 
 
 def final_logits(
@@ -181,21 +181,9 @@ def final_logits(
         Logits (*rows, vocabulary).
     """
     normed, unembedding = final_normed(model, final), model.unembedding
-    if is_narrow(model):
+    if model.is_narrow:
         logits = torch.cat([product for _, product in products(normed, unembedding)], -1)
-        logits = logits if unembedding.bias is None else logits + unembedding.bias
+        logits = add_bias(logits, unembedding.bias)
     else:
         logits = model.hf.get_output_embeddings()(normed)
     return softcapped(logits, unembedding.softcap)
-
-
-def is_narrow(model: Model) -> bool:
-    """Return whether the model computes in less than float32.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        Whether each of its weights has fewer than four bytes.
-    """
-    return model.dtype.itemsize < 4
