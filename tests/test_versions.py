@@ -123,7 +123,7 @@ def change(path, old, new):
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
     reads, before = lib / "towerlab/measure/label_reads.py", sources(lib)
     change(reads, '"""Output of some heads', '"""Output\n\nof heads')
-    change(reads, "    layers, numbers = map(", "    # now\n\n    layers, numbers = map(")
+    change(reads, "    layers, numbers = np.", "    # now\n\n    layers, numbers = np.")
     assert changed(before, lib) == set()
     change(reads, "normed[:, -1]", "normed[:, -2]")
     assert changed(before, lib) >= {"query_key_vectors", "label_reads"}

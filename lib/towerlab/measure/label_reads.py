@@ -71,7 +71,7 @@ def label_reads(
           with the final norm's scale frozen (nats). Times `attention` it is the position's addition
           to the logit difference of its label (EMNLP: "logit minus", as summarised).
     """
-    layers, numbers = map(list, zip(*heads, strict=True))
+    layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
         return {
@@ -246,8 +246,8 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         here = i, ..., place, slice(None)
         relations[here] = np.vectorize(codes.get, otypes=[np.int8])(words[here], 0)
     in_first_layer = [head.layer == 0 for head in heads]
-    tokens[:, in_first_layer, VECTORS.index("key, attention only")] = ""
-    relations[:, in_first_layer, VECTORS.index("key, attention only")] = 0
+    empty = slice(None), in_first_layer, VECTORS.index("key, attention only")
+    tokens[empty], relations[empty] = "", 0
     variables = {
         "token": tokens[..., :-1, :],
         "relation": relations[..., :-1, :],
@@ -264,7 +264,7 @@ def carried_query(
     """Return the last query, before rotation and with its scaling, carried through W_K.
 
     Args:
-        capture: Values of a batch, with "streams".
+        capture: Values of a batch.
         model: Model of the capture.
         layer: Layer of the head.
         head: Number of the head within its layer.
@@ -272,7 +272,7 @@ def carried_query(
     Returns:
         Vectors in the input space of W_K (batch, d_model).
     """
-    normed = model.normed(layer, "attention", capture.stream_inputs[layer][:, -1])
+    normed = model.normed(layer, "attention", capture.resid_pre[layer])
     query = query_key.queries(model, layer, normed)[:, head]
     return query_key.query_in_input_space(model, layer, head, query, normed)
 

@@ -64,38 +64,38 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           other weight from 0 to 1, in the first three heads (v1 figure 7; nats).
         - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
-    swept = heads[:SWEPT]
+    swept, weights = heads[:SWEPT], torch.tensor(WEIGHTS)[:, None, None]
 
     def read(capture: Capture) -> Tensors:
-        starts = capture.resid_pre[[layer for layer, _ in swept], 0]
-        outputs = _label_outputs(model, capture, swept)[:, :, None]
-        vectors = torch.tensor(WEIGHTS).to(outputs)[:, None] * outputs
-        increase = _increases_with(model, capture, starts[:, None, None], vectors)
-        return {"swept_increase": increase[None]}
+        increase = _label_increase(model, capture, swept, weights)
+        return {"swept_increase": increase.movedim(0, -1)[None]}
 
     arrays = read_prompts("single_prompt", model, [encoded], {"values"}, read)
     data = observations(
         "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
     )
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
-    parts = [
-        increases(model, [encoded]),
-        words.drop_vars(["layer", "head"]),
-        label_increases(model, [encoded], heads),
-        data,
-    ]
-    return xr.merge(parts, compat="override", join="override")
+    of_labels = label_increases(model, [encoded], heads)
+    # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
+    return increases(model, [encoded]).assign(words).assign(of_labels).assign(data)
 
 
-def _label_outputs(
-    model: Model, capture: Capture, heads: Sequence[Head]
-) -> Float[Tensor, "selected_head demonstration d_model"]:
-    """Return the output of heads from each label of one prompt, at weight 1."""
-    outputs = [
-        label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
-        for layer, head in heads
-    ]
-    return torch.stack(outputs)
+def _label_increase(
+    model: Model,
+    capture: Capture,
+    heads: Sequence[Head],
+    weights: Float[Tensor, "*rows #selected_head #demonstration"],
+) -> Float[Tensor, "*rows selected_head demonstration"]:
+    """Return the increase (nats) by the value of each label of one prompt, with some weights."""
+    outputs = torch.stack(
+        [
+            label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
+            for layer, head in heads
+        ]
+    )
+    # `starts` has the shape (selected_head, 1, d_model).
+    starts = capture.resid_pre[[layer for layer, _ in heads]]
+    return _increases_with(model, capture, starts, weights.to(outputs)[..., None] * outputs)
 
 
 def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -112,15 +112,11 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
         Dataset of `attention` (share) and `label_increase` (nats), over (prompt, selected_head,
         demonstration).
     """
-    layers, numbers = map(list, zip(*heads, strict=True))
+    layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
         attention = at_labels(capture, capture.weights)[0, layers, numbers]
-        outputs = _label_outputs(model, capture, heads)
-        vectors = attention.to(outputs)[..., None] * outputs
-        # `starts` has the shape (selected_head, 1, d_model).
-        starts = capture.resid_pre[layers]
-        increase = _increases_with(model, capture, starts, vectors)
+        increase = _label_increase(model, capture, heads, attention)
         return {"attention": attention[None], "label_increase": increase[None]}
 
     # One token at most: each prompt is a batch by itself.
@@ -177,7 +173,7 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           gated FFN: its gate's subkey) with a head's output in an earlier or the same layer, after
           the FFN's norm with its scale frozen. It is 0 for later heads.
     """
-    layers, numbers = map(list, zip(*heads, strict=True))
+    layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
         of_positions = subvalues(model, capture)
@@ -217,8 +213,7 @@ def subvalues(model: Model, capture: Capture) -> Float[Tensor, "layer head posit
     for layer, weights in enumerate(capture.weights[:, 0]):
         values = model.for_query_heads(capture.values[layer, 0])
         weighted = weights.to(values)[..., None] * values
-        weight = model.output_weight(layer).to(values)
-        vectors.append(torch.einsum("hpk,hkd->hpd", weighted, weight))
+        vectors.append(weighted @ model.output_weight(layer).to(values))
     return torch.stack(vectors)
 
 
