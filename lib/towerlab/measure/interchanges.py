@@ -78,13 +78,12 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
             and other.prompt.query_class != prompt.query_class
             and other.prompt.query not in texts
         ]
-        if others:
-            later = (other for other in others if other.block >= prompt.block)
-            other = next(later, others[0])
+        if others:  # the first later one, or else the first
+            other = min(others, key=lambda other: other.block < prompt.block)
             bases.append(e)
             sources.append(with_query(prompt, other.query, other.query_class))
     both = zip(bases, encode_all(sources, tokenizer), strict=True)
-    pairs = [Pair("query", base, source) for base, source in both]
+    pairs = [Pair("query", *pair) for pair in both]
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
     return [pair for pair in pairs if pair.base.places == pair.source.places]

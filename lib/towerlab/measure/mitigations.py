@@ -181,7 +181,7 @@ def _recency_shortcut(
         if part is not None:
             norm = model.norm(model.part(layer, "attention_norm"))
             inputs = inputs - norm.normalise(part.to(x), norm.scale(x)).to(inputs.dtype)
-        position = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+        position = torch.tensor(0, device=x.device)
         query, key = (
             query_key.rotated(model, layer, read(model, layer, inputs).transpose(1, 2), position)
             for read in (query_key.queries, query_key.keys)
@@ -203,6 +203,6 @@ def _mitigations(pipeline: Pipeline) -> Recipe:
     design = pipeline.design
     check_one_can_go(design)
     sets = present(pipeline.head_sets, "by attribution")
-    changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
+    changes = {name: change for name, change in CONDITIONS.items() if name != "plain"}
     random = random_sets(pipeline, sets, AT_LAST)
     return Recipe(remedied, design.intervention(), (changes,), sets, random)

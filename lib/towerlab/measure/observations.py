@@ -195,11 +195,9 @@ def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head 
     Returns:
         Inputs of W_O (prompt, layer, head, d_head).
     """
-
-    def read(capture: Capture) -> Tensors:
-        return {"z": capture.attention_out_input.transpose(0, 1)}
-
-    z = read_prompts("plain runs", model, encoded, (), read)["z"]
+    z = read_prompts(
+        "plain runs", model, encoded, (), lambda run: {"z": run.attention_out_input.transpose(0, 1)}
+    )["z"]
     return torch.from_numpy(z).to(model.dtype)
 
 

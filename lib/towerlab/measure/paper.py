@@ -24,6 +24,7 @@ from twotowers.settings import SEPARATORS
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
+from towerlab.measure.observations import with_dims
 from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
@@ -124,16 +125,12 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     lists: list[Sequence[Head | None]] = [*first, *random]
     selected = list(dict.fromkeys(head for heads in lists for head in heads if head))
-    reads = label_reads(model, encoded, selected).drop_vars(["layer", "head"])
+    # They lose their coordinates `layer` and `head`, which are dimensions of the increases.
+    reads = label_reads(model, encoded, selected)
     names = np.array([[str(head or "") for head in heads] for heads in lists])
-    of_sets = xr.Dataset(
-        {
-            "in_context_head": (("word_set", "rank"), names[: len(sets)]),
-            "random_head": (("word_set", "rank"), names[len(sets) :]),
-        },
-        {"word_set": sets, "rank": range(1, names.shape[1] + 1)},
-    )
-    return xr.merge([data, reads, of_sets], compat="override", join="override")
+    of_sets = {"in_context_head": names[: len(sets)], "random_head": names[len(sets) :]}
+    data = data.assign(reads).assign(with_dims("paper", of_sets))
+    return data.assign_coords(word_set=sets, rank=range(1, names.shape[1] + 1))
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:

@@ -215,11 +215,12 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     random = random_sets(pipeline, sets, DRAWS)
     data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
-    halves = xr.Dataset(
-        {"foo_head": ("rank", head_names(foo_heads)), "bar_head": ("rank", head_names(bar_heads))},
-        {"rank": range(1, 1 + len(foo_heads))},
+    return data.assign(followed).assign(
+        log_prob_lost=lost,
+        foo_head=("rank", head_names(foo_heads)),
+        bar_head=("rank", head_names(bar_heads)),
+        rank=("rank", range(1, 1 + len(foo_heads))),
     )
-    return xr.merge([data, followed, halves, lost], compat="override", join="override")
 
 
 def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:

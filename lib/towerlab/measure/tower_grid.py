@@ -58,6 +58,9 @@ PROMPTS = 100
 position"""
 OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
+"""Name -> heads, and the directions that they are moved along (`class_directions`)"""
+Splits = list[tuple[list[Encoded], Moved]]
+"""Prompts, and the heads that are moved in them"""
 
 
 def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -243,7 +246,7 @@ def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
     )
 
 
-def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encoded], Moved]]:
+def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
     """Return heads by attention, to be moved along directions from prompts with other labels.
 
     Prompts with labels of one half of the label pairs move along directions from the other half.
@@ -263,7 +266,7 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> list[tuple[list[Encode
         return [e for e in prompts if ("/".join(e.prompt.labels) in first_half) == is_first]
 
     directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
-    halves: list[tuple[list[Encoded], Moved]] = []
+    halves: Splits = []
     for is_first in (True, False):
         prompts = in_half(encoded, is_first)
         classes = {cls for e in prompts for cls in e.prompt.dataset.split("/")}
@@ -296,29 +299,23 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     }
     # Each prompt is measured once in each list; in the last two, other prompts select the heads or
     # the directions.
-    measured_in = (
-        [(encoded, _along(directions, present(sets)))],
+    measured_in: list[Splits] = [
+        [(encoded, {name: (heads, directions) for name, heads in present(sets).items()})],
         [
-            (prompts, _along(directions, {f"{BY_ATTENTION}, other halves": heads}))
+            (prompts, {f"{BY_ATTENTION}, other halves": (heads, directions)})
             for prompts, heads in other_halves(pipeline, BY_ATTENTION, encoded)
         ],
         other_labels(pipeline, encoded),
-    )
+    ]
     datasets = []
     for i, splits in enumerate(measured_in):
-        recipes = [
-            Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=f"{i} {j}")
-            for j, (prompts, moved) in enumerate(splits)
-        ]
-        if recipes:
-            parts = [pipeline.make("tower_grid", recipe) for recipe in recipes]
+        parts = []
+        for j, (prompts, moved) in enumerate(splits):
+            recipe = Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=f"{i} {j}")
+            parts.append(pipeline.make("tower_grid", recipe))
+        if parts:
             datasets.append(joined(parts).sortby("block"))
     return joined(datasets, "head_set")
-
-
-def _along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
-    """Return sets of heads that are all moved along the same directions."""
-    return {name: (heads, directions) for name, heads in sets.items()}
 
 
 def _tower_grid_random(pipeline: Pipeline) -> Recipe:
@@ -340,7 +337,7 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
         tower_grid,
         pipeline.design.intervention()[:PROMPTS],
         (FEW,),
-        _along(directions, sets),
+        {BY_ATTENTION: (sets[BY_ATTENTION], directions)},
         {BY_ATTENTION: random},
         drawn="random sets and directions",
     )
