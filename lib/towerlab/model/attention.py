@@ -155,15 +155,12 @@ def implementation(architecture: Architecture) -> str:
     return "eager" if architecture.attention_method else ATTENTION
 
 
-def _attention_function(
-    module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs
-):
+def _attention_function(module, query, key, value, attention_mask, scaling, softcap=None, **kwargs):
     """Return the input of W_O (batch, row, head, d_head), from SDPA or from a reader.
 
     transformers calls this function with the arguments of `AttentionInterface`, and expects None in
     place of attention weights.
     """
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = _allowed(attention_mask, query, key)
     attention = Attention(query, key, value, mask, scaling, softcap)
 

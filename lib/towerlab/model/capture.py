@@ -33,6 +33,10 @@ from towerlab.model.attention import Attention, reading_attention, split_call
 from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Encoded, Prompts
 
+TopAndLogProbs = tuple[Int[Tensor, "*versions batch"], Float[Tensor, "*versions batch label"]]
+"""Answers to a batch, or to versions of it: top tokens, and log-probabilities (nats) of the true
+label and the other label"""
+
 
 class Capture(SimpleNamespace):
     """Values of one forward pass over a batch of prompts of one token length.
@@ -178,9 +182,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
 
 
 @torch.inference_mode()
-def answer(
-    model: Model, batch: Prompts
-) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+def answer(model: Model, batch: Prompts) -> TopAndLogProbs:
     """Run prompts of one token length, and return their `label_log_probs`.
 
     Args:
@@ -201,7 +203,7 @@ def answer(
 
 def label_log_probs(
     logits: Float[Tensor, "*versions batch vocabulary"], batch: Prompts
-) -> tuple[Int[Tensor, "*versions batch"], Float[Tensor, "*versions batch label"]]:
+) -> TopAndLogProbs:
     """Return the top token, and the log-probabilities of the true and the other label.
 
     Args:

@@ -42,15 +42,12 @@ from towerlab.model.attention import (
     reading_attention,
     restarted,
 )
-from towerlab.model.capture import answer
+from towerlab.model.capture import TopAndLogProbs, answer
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
 PARTS = {"query": "query", "keys": "key", "values": "value"}
 """Part that is taken from the source -> field of `Attention` that contains it"""
-TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
-"""Answers to versions of one batch: top tokens, and log-probabilities (nats) of the true label and
-the other label"""
 
 
 class LayerState(NamedTuple):

@@ -30,12 +30,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from accelerate.utils import recursively_apply
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from towerlab.model.attention import Attention, block_calls, reading_attention
-from towerlab.model.capture import capture, label_log_probs
-from towerlab.model.edits import PARTS, UNCHANGED, Edit, LayerState, TopAndLogProbs
+from towerlab.model.capture import TopAndLogProbs, capture, label_log_probs
+from towerlab.model.edits import PARTS, UNCHANGED, Edit, LayerState
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Prompts
@@ -79,7 +79,7 @@ class LastPosition:
         with block_calls(model, layers) as calls, reading_attention(model, layers, keep):
             self.capture = capture(model, self.batch, include)
 
-    def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    def plain_answer(self) -> TopAndLogProbs:
         """Compute the answer without any edit, as a row, so that rounding is equal.
 
         Returns:

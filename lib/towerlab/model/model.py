@@ -230,9 +230,9 @@ class Model:
         also for positions below that length. Only prompts up to that length have one set of scores.
         """
         rope = getattr(self.config, "rope_parameters", None) or {}
-        pretraining = rope.get("original_max_position_embeddings")
-        is_longrope = rope.get("rope_type") == "longrope"
-        return (is_longrope and pretraining) or self.config.max_position_embeddings
+        if rope.get("rope_type") == "longrope":
+            return rope["original_max_position_embeddings"]
+        return self.config.max_position_embeddings
 
     @property
     def device(self) -> torch.device:
@@ -319,10 +319,9 @@ class Model:
             module: LayerNorm or RMSNorm of this model.
 
         Returns:
-            The norm. Gemma's gain is in at least float32, as in Gemma itself.
+            The norm, whose gain is in at least float32.
         """
-        weight, added = module.weight, self.architecture.gain
-        gain = widen(weight) + added if added else weight
+        gain = widen(module.weight) + self.architecture.gain
         eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
         return Norm(gain, getattr(module, "bias", None), self.architecture.centred, eps)
 

@@ -104,9 +104,9 @@ def routed(
             yield
         messages[:, :n] += sent.to(messages)
 
-    final = last.final(edits, around).transpose(0, 1)
-    final = final - (messages * closed[:, :1].to(messages)).to(final)
-    return final.transpose(0, 1)[torch.tensor(order).argsort()]
+    final = last.final(edits, around)
+    hidden = (messages * closed[:, :1].to(messages)).transpose(0, 1)
+    return (final - hidden.to(final))[torch.tensor(order).argsort()]
 
 
 @contextmanager
