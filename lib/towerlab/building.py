@@ -65,10 +65,11 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     if arguments.model:
         values["model"] = arguments.model
     loading.check(Settings.from_values(values).model)  # raises for a name of nothing
-    root = data_folder().parent
-    (root / "_build").mkdir(exist_ok=True)
+    profile = arguments.profile and os.path.abspath(arguments.profile)
+    os.chdir(data_folder().parent)
+    Path("_build").mkdir(exist_ok=True)
     # Snakemake's own lock would outlive a build that was killed. This one ends with its process.
-    lock = (root / "_build/.lock").open("w")
+    lock = open("_build/.lock", "w")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -77,16 +78,14 @@ def build(arguments: argparse.Namespace) -> NoReturn:
         ) from None
     os.set_inheritable(lock.fileno(), True)
     # Snakemake restored the last good chapters, and regards them as new.
-    failed = [path.name.removesuffix(FAILED) for path in root.glob(f"_build/chapters/*{FAILED}")]
-    again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
-    config = root / "_build/settings.json"
+    failed = [path.name.removesuffix(FAILED) for path in Path("_build/chapters").glob(f"*{FAILED}")]
+    again = [f"chapter_{name}" for name in failed if os.path.isfile(f"book/{name}.ipynb")]
+    config = Path("_build/settings.json")
     config.write_text(json.dumps({"threads": arguments.threads, **values}))
-    command = [sys.executable, "-m", "snakemake", "--directory", str(root), "--nolock"]
-    command += ["--snakefile", str(root / "Snakefile"), "--configfile", str(config)]
+    command = [sys.executable, "-m", "snakemake", "--nolock", "--configfile", str(config)]
     command += ["--keep-going", "--rerun-incomplete", "--quiet", "progress", "host"]
-    if arguments.profile:
-        command += ["--profile", os.path.abspath(arguments.profile)]
-    else:
-        command += ["--cores", str(arguments.jobs * arguments.threads)]
+    command += (
+        ["--profile", profile] if profile else ["--cores", str(arguments.jobs * arguments.threads)]
+    )
     command += ["--forcerun", *again] if again else []
     os.execv(command[0], command)

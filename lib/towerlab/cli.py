@@ -37,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
         description="Measure models, store measurements for the book, and build the book.\n\n"
         "Example: twotowers measure --model path/to/model --evaluation-blocks 20",
         formatter_class=form,
-        allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -122,7 +121,7 @@ def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str] = ())
             continue
         default = DEFAULT.get(name, schema["default"])
         kind = schema.get("anyOf", [schema])[0]
-        placeholder = "N" if "minimum" in kind else {"out": "FOLDER"}.get(name, name.upper())
+        placeholder = "N" if "minimum" in kind else None
         if "enum" in kind:
             placeholder = f"{{{','.join(dict.fromkeys([*kind['enum'], default]))}}}"
         command.add_argument(
@@ -187,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: see `guarded`.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser().parse_known_args(words)
     if unknown:  # with the usage of the command
         options.error(f"unrecognized arguments: {' '.join(unknown)}")

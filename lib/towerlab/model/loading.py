@@ -99,14 +99,13 @@ def load(
             folder,
             config=config,
             dtype=getattr(torch, dtype),
-            device_map=device_map,
+            device_map=device_map or device,
             attn_implementation=implementation(row),
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_weights` names them
             trust_remote_code=False,
         )
-        hf = hf if device_map else hf.to(device)
     except (TwoTowersError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # readers raise anything; a panic of Rust is not an Exception
@@ -225,9 +224,10 @@ def folder_digest(folder: Path) -> str:
         Hexadecimal digits.
     """
     digests = {}
-    for file in {f for pattern in (CONFIG, *TOKENIZER, *WEIGHTS) for f in folder.glob(pattern)}:
-        with file.open("rb") as content:
-            digests[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    for pattern in (CONFIG, *TOKENIZER, *WEIGHTS):
+        for file in folder.glob(pattern):
+            with file.open("rb") as content:
+                digests[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
     config = json.loads((folder / CONFIG).read_text("utf8"))
     if config.pop(MADE_FROM, None):
         digests[CONFIG] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
