@@ -125,21 +125,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv="separate", qkv_maps=_LLAMA.qkv_maps, scaling="",
         attention_method="_attn", window_layers="attention_layers",
     ),
-    "gptj": Architecture(
-        blocks="transformer.h", attention="attn", attention_norm="ln_1",
-        attention_out="attn.out_proj", ffn_out="mlp.fc_out", ffn_norm="ln_1", ffn_in=("mlp.fc_in",),
-        ffn_activation="mlp.act", parallel=True,
-        final_norm="transformer.ln_f", centred=True, positions="rotary",
-        rotates_neighbours=True, scaling="scale_attn", divides_scores=True,
+    "gptj": replace(
+        _GPT2, attention_out="attn.out_proj", ffn_out="mlp.fc_out", ffn_norm="ln_1",
+        ffn_in=("mlp.fc_in",), parallel=True, positions="rotary", rotates_neighbours=True,
+        qkv="separate", qkv_maps=_LLAMA.qkv_maps, scaling="scale_attn", divides_scores=True,
         attention_method="_attn",
     ),
-    "gpt_neox": Architecture(
-        blocks="gpt_neox.layers", attention="attention", attention_norm="input_layernorm",
+    "gpt_neox": replace(
+        _LLAMA, blocks="gpt_neox.layers", attention="attention",
         attention_out="attention.dense", ffn_out="mlp.dense_4h_to_h",
-        ffn_norm="post_attention_layernorm",
         ffn_in=("mlp.dense_h_to_4h",), ffn_activation="mlp.act", parallel="use_parallel_residual",
-        final_norm="gpt_neox.final_layer_norm", centred=True, positions="rotary",
-        rotary="gpt_neox.rotary_emb",
+        final_norm="gpt_neox.final_layer_norm", centred=True, rotary="gpt_neox.rotary_emb",
         qkv="by head", qkv_maps=("query_key_value",),
     ),
     "opt": Architecture(

@@ -127,20 +127,18 @@ class Attention(NamedTuple):
 
 
 def _allowed(
-    mask: Tensor | None, query: Tensor, key: Tensor, window: int | None = None
-) -> Bool[Tensor, "batch_or_1 1 row position"]:
-    """Return which positions each row may attend to.
+    mask: Tensor | None, key: Tensor, window: int | None = None
+) -> Bool[Tensor, "batch_or_1 1 position position"]:
+    """Return which positions each position may attend to.
 
     Masks of transformers are boolean, or numbers that are added to scores, or None where attention
     is causal.
     """
-    rows, length = query.shape[2], key.shape[2]
     if mask is None:
-        mask = torch.ones(1, 1, rows, length, dtype=torch.bool, device=key.device).tril(
-            length - rows
-        )
-    mask = (mask if mask.dtype == torch.bool else mask >= 0)[:, :, -rows:, :length]
-    return mask if window is None else mask & torch.ones_like(mask).triu(length - rows + 1 - window)
+        length = key.shape[2]
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=key.device).tril()
+    mask = mask if mask.dtype == torch.bool else mask >= 0
+    return mask if window is None else mask & torch.ones_like(mask).triu(1 - window)
 
 
 def implementation(architecture: Architecture) -> str:
@@ -161,7 +159,7 @@ def _attention_function(module, query, key, value, attention_mask, scaling, soft
     transformers calls this function with the arguments of `AttentionInterface`, and expects None in
     place of attention weights.
     """
-    mask = _allowed(attention_mask, query, key)
+    mask = _allowed(attention_mask, key)
     attention = Attention(query, key, value, mask, scaling, softcap)
 
     def sdpa() -> Tensor:
@@ -181,7 +179,7 @@ def _method(model: Model, layer: int, stock: Callable, query, key, value, attent
 
     GPT-Neo's method itself masks the positions outside its window.
     """
-    mask = _allowed(attention_mask, query, key, model.window(layer))
+    mask = _allowed(attention_mask, key, model.window(layer))
     attention = Attention(query, key, value, mask, model.score_scaling(layer), None)
 
     def compute_z() -> Tensor:

@@ -265,7 +265,7 @@ class Model:
         head = self.hf.get_output_embeddings()
         return Unembedding(
             head.weight,
-            getattr(head, "bias", None),
+            head.bias,
             self.norm(self.final_norm),
             getattr(self.config, "final_logit_softcapping", None),
         )
@@ -403,7 +403,7 @@ class Model:
         Returns:
             Bias (d_model,), or None.
         """
-        return getattr(self.part(layer, f"{block}_out"), "bias", None)
+        return self.part(layer, f"{block}_out").bias
 
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """Return fc2, whose row k is the value vector of neuron k.
