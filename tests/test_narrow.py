@@ -45,7 +45,7 @@ def test_logits_of_a_narrow_model_are_those_of_its_last_residual_and_do_not_tie(
     ):
         assert torch.equal(result[0], reference[0])
         torch.testing.assert_close(result[1], reference[1], rtol=0, atol=1e-5)
-    difference = (of_rows[1][:, 0] - of_rows[1][:, 1])[None].float()
+    difference = (of_rows[1][:, 0] - of_rows[1][:, 1])[None]
     torch.testing.assert_close(
         logit_differences(model, final, batch), difference, rtol=0, atol=1e-5
     )

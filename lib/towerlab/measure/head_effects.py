@@ -114,10 +114,10 @@ def single_head_effects(
             edits += [patch_z([head], donated) for head in all_heads]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
-            differences[rows] = _differences(last, final)
+            differences[rows] = logit_differences(model, final, batch)
         # The change by each head in the final stream, with all else as in the plain run.
         messages = torch.stack([message(last, edit, edit.first_layer)[:, 0] for edit in edits])
-        direct = _differences(last, last.capture.resid_final + messages)
+        direct = logit_differences(model, last.capture.resid_final + messages, batch)
         shape = len(contrasts), model.n_layers, model.n_heads
         swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
@@ -173,18 +173,13 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
         ]
         # The first version is the plain run.
         final = routed(last, [(UNCHANGED, ROUTES["all"]), *versions])
-        effects = _effects(_differences(last, final), (len(ROUTES), len(heads)))
-        return {"effect_by_route": effects}
+        differences = logit_differences(model, final, batch)
+        return {"effect_by_route": _effects(differences, (len(ROUTES), len(heads)))}
 
     arrays = read_batches("path_effects", encoded, 2048, run)
     layer, number = np.reshape(heads, (-1, 2)).astype(int).T
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
     return observations("head_effects", encoded, arrays, route=list(ROUTES), **senders)
-
-
-def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions batch"]:
-    """Return the logit differences of final residual streams."""
-    return logit_differences(last.model, final, last.batch).double().cpu()
 
 
 def _attention_differences(

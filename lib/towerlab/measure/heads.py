@@ -25,7 +25,7 @@ from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
-KINDS = ("attention", "FFN")
+KINDS = ["attention", "FFN"]
 
 
 def heads(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -73,7 +73,7 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
 
     include = {"weights", "values"}
     arrays = read_prompts("heads", model, encoded, include, read, _tokens_at_once(model))
-    return observations("heads", encoded, arrays, kind=list(KINDS))
+    return observations("heads", encoded, arrays, kind=KINDS)
 
 
 def _tokens_at_once(model: Model) -> int:
@@ -162,7 +162,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     attention, ffn, heads = increases_along(model, **tensors, norm=norm)
     blocks = torch.stack([attention, ffn], -1)
     increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}
-    return observations("paper", encoded, increase, kind=list(KINDS))
+    return observations("paper", encoded, increase, kind=KINDS)
 
 
 def _increases(pipeline: Pipeline) -> Recipe:

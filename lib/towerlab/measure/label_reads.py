@@ -38,8 +38,8 @@ from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 
-VECTORS = ("value", "key", "key, attention only")
-MEAN = ("kept", "taken out")
+VECTORS = ["value", "key", "key, attention only"]
+MEAN = ["kept", "taken out"]
 WORDS_PER_VECTOR = 10
 
 
@@ -254,7 +254,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         "query_token": (("prompt", "selected_head", "mean", "rank"), tokens[:, :, 0, :, -1]),
         "query_relation": relations[:, :, 0, :, -1],
     }
-    names = {"vector": list(VECTORS), "mean": list(MEAN), "rank": range(1, 1 + ids.shape[-1])}
+    names = {"vector": VECTORS, "mean": MEAN, "rank": range(1, 1 + ids.shape[-1])}
     return observations("top_tokens", encoded, variables, **head_coordinates(heads), **names)
 
 

@@ -47,7 +47,7 @@ DRAWS = 5
 TWELVE = "the twelve"
 INTERLEAVED = "both in turn"
 """Ranking that interleaves the ranking by increase and the ranking by ablation"""
-ASKED = ("as it is", "query of the other class")
+ASKED = ["as it is", "query of the other class"]
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
     "one false fewer": partial(one_fewer, kind=False),
@@ -132,7 +132,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
-    names = {"change": list(ASKED), "selected_head": head_names(heads)}
+    names = {"change": ASKED, "selected_head": head_names(heads)}
     return observations("paper_ablations", encoded, arrays, **names)
 
 

@@ -156,7 +156,7 @@ def logit_differences(
         batch: Prompts of the streams.
 
     Returns:
-        Logit differences (nats; *versions, batch).
+        Logit differences (nats; *versions, batch), in float64 on the CPU.
     """
     unembedding = model.unembedding
     normed = final_normed(model, final)
@@ -166,4 +166,4 @@ def logit_differences(
     logits = logits if unembedding.bias is None else logits + unembedding.bias[words]
     logits = softcapped(logits, unembedding.softcap)
     true, other = widen(logits).unbind(-1)
-    return true - other
+    return (true - other).cpu().double()
