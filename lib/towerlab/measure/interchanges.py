@@ -113,7 +113,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
         def run(index: list[int], batch: Prompts) -> Tensors:
             base = LastPosition(model, batch)
             source = LastPosition(model, [pairs[i].source for i in index])
-            positions = torch.tensor([e.label_positions for e in batch])
+            positions = base.capture.label_positions
             edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
             arrays = answers_of(batch, *base.answers(edits))
             # The labels are the base's in both.

@@ -93,22 +93,25 @@ def label_reads(
         ).to(model.device)
         of_heads = [
             unembed.rank(
-                values[:, i].flatten(0, 1).to(model.device),
-                tokens.flatten(0, 1),
+                values[:, i].to(model.device),
+                tokens,
                 model.unembedding,
                 through=model.output_weight(layer)[head],
-            ).view(tokens.shape)
+            )
             for i, (layer, head) in enumerate(heads)
         ]
-        own, other = torch.stack(of_heads, 1).int().cpu().numpy().transpose(3, 0, 1, 2)
+        own, other = torch.stack(of_heads, 1).int().cpu().unbind(-1)
         arrays["own_rank"] = own
         arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
     return observations("paper", encoded, arrays, **head_coordinates(heads))
 
 
 def query_and_keys(
-    model: Model, capture: Capture, layer: int
-) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch demonstration kv_head d_head"]]:
+    model: Model, capture: Capture
+) -> tuple[
+    Float[Tensor, "batch layer head d_head"],
+    Float[Tensor, "batch demonstration layer kv_head d_head"],
+]:
     """Return the last position's scaled queries and the keys at label positions.
 
     Both are before rotation.
@@ -116,14 +119,18 @@ def query_and_keys(
     Args:
         model: Any model.
         capture: Values of a batch, with "streams".
-        layer: Layer of the heads.
 
     Returns:
-        Queries (batch, head, d_head), and keys (batch, demonstration, kv_head, d_head).
+        Queries (batch, layer, head, d_head), and keys (batch, demonstration, layer, kv_head,
+        d_head).
     """
-    normed = model.normed(layer, "attention", capture.stream_inputs[layer])
-    of_labels = normed.take_along_dim(capture.label_positions[..., None], 1)
-    return query_key.queries(model, layer, normed[:, -1]), query_key.keys(model, layer, of_labels)
+    queries, keys = [], []
+    for layer in range(model.n_layers):
+        normed = model.normed(layer, "attention", capture.stream_inputs[layer])
+        of_labels = normed.take_along_dim(capture.label_positions[..., None], 1)
+        queries.append(query_key.queries(model, layer, normed[:, -1]))
+        keys.append(query_key.keys(model, layer, of_labels))
+    return torch.stack(queries, 1), torch.stack(keys, 2)
 
 
 def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -141,14 +148,15 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
         Dataset of `query_vector` (prompt, selected_head, component) and `key_vector` (prompt,
         selected_head, demonstration, component).
     """
+    layers, numbers = np.transpose(heads)
+    kv_heads = [model.value_head(head) for _, head in heads]
 
     def read(capture: Capture) -> Tensors:
-        queries, label_keys = [], []
-        for layer, head in heads:
-            query, keys = query_and_keys(model, capture, layer)
-            queries.append(query[:, head])
-            label_keys.append(keys[:, :, model.value_head(head)])
-        return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(label_keys, 1)}
+        queries, keys = query_and_keys(model, capture)
+        return {
+            "query_vector": queries[:, layers, numbers],
+            "key_vector": keys[:, :, layers, kv_heads].transpose(1, 2),
+        }
 
     arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
     return observations("query_key_vectors", encoded, arrays, **head_coordinates(heads))

@@ -19,7 +19,7 @@ orders need no run of their own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -69,9 +69,7 @@ def remedied(
         true labels of each head in the first set that contains it.
     """
     heads_of_sets = list(sets.values())
-    set_of = {
-        Head(*head): i for i, heads in reversed([*enumerate(heads_of_sets)]) for head in heads
-    }
+    selected = dict.fromkeys(Head(*head) for heads in reversed(heads_of_sets) for head in heads)
 
     def run(_, batch: Prompts) -> Tensors:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
@@ -86,10 +84,10 @@ def remedied(
             torch.stack([before.expand_as(after), after])
             for before, after in zip(last.plain_answer(), answered, strict=True)
         )
-        weights = []
-        for head, i in set_of.items():
+        weights, weights_after = [], ChainMap(*replaced)  # the first set that has a head
+        for head in selected:
             before = plain.weights[head.layer][:, head.head]
-            weights.append(torch.stack([before, replaced[i].get(head, before).to(before)]))
+            weights.append(torch.stack([before, weights_after.get(head, before).to(before)]))
         on_true = torch.stack(weights, 1) * (places_of(batch) > 0).to(weights[0])
         return answers_of(batch, *both) | {"attention_true": on_true.sum(-1).float().movedim(-1, 0)}
 
@@ -104,7 +102,7 @@ def remedied(
         change=list(changes),
         remedy=["none", "remedy"],
         head_set=list(sets),
-        selected_head=head_names(set_of),
+        selected_head=head_names(selected),
     )
 
 

@@ -82,13 +82,8 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     """
 
     def read(capture: Capture) -> Tensors:
-        """Return queries (prompt, layer, head, d_head) and label keys.
-
-        The dimensions of label keys are (prompt, demonstration, layer, kv_head, d_head).
-        """
-        layers = [query_and_keys(model, capture, layer) for layer in range(model.n_layers)]
-        queries, keys = zip(*layers, strict=True)
-        return {"query": torch.stack(queries, 1), "keys": torch.stack(keys, 2)}
+        queries, keys = query_and_keys(model, capture)
+        return {"query": queries, "keys": keys}
 
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
     pairs = sorted({e.prompt.dataset for e in encoded})

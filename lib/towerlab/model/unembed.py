@@ -74,24 +74,24 @@ def products(
 
 
 def rank(
-    v: Float[Tensor, "row d"],
-    words: Int[Tensor, "row word"],
+    v: Float[Tensor, "*rows d"],
+    words: Int[Tensor, "*rows word"],
     unembedding: Unembedding,
     through: Float[Tensor, "d d_model"] | None = None,
-) -> Int[Tensor, "row word"]:
+) -> Int[Tensor, "*rows word"]:
     """Return the ranks of each row's words by bs-value, 1 = highest (v1 4.3).
 
     The scale does not matter. Operations for V words: 2 rows V d_model, or with `through` 2 V
     d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
 
     Args:
-        v: Vectors (row, d_model), or with `through` their coordinates (row, d).
-        words: Ids of each row's own words (row, word).
+        v: Vectors (*rows, d_model), or with `through` their coordinates (*rows, d).
+        words: Ids of each row's own words (*rows, word).
         unembedding: Unembedding of the model.
         through: W_O of a head (d, d_model), or None. The vectors are `v @ through`.
 
     Returns:
-        Ranks (row, word). Words with an equal value share the best rank.
+        Ranks (*rows, word). Words with an equal value share the best rank.
     """
 
     def read(rows: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def rank(
         return folded if through is None else folded @ through.to(folded).T
 
     ranks = torch.ones_like(words)
-    chunks = (x.split(ROWS) for x in (widen(v), words, ranks))
+    chunks = (x.flatten(0, -2).split(ROWS) for x in (widen(v), words, ranks))
     for vectors, targets, ranks_of_targets in zip(*chunks, strict=True):
         values = [(vectors * read(unembedding.weight[target])).sum(-1) for target in targets.T]
         for ids, product in products(vectors, unembedding, read):
