@@ -129,7 +129,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
     def read(name: str, module: nn.Module, site: Site) -> None:
-        def keep(_, args: tuple, kwargs: dict, output: Tensor) -> None:
+        def keep(_, args: tuple, kwargs: dict, output) -> None:
             tensor = split_call(args, kwargs)[0] if site.side == "input" else output
             # Some models flatten batch and position before their FFN.
             rows = tensor.reshape(len(encoded), -1, tensor.shape[-1])

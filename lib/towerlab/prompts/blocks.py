@@ -113,7 +113,7 @@ def draw_blocks(
         np.ravel([rng.permutation(label_pairs) for _ in range(math.ceil(turns / len(label_pairs)))])
         for _ in pairs
     ]
-    query_turns = [rng.permuted(np.arange(turns) % 2) for _ in pairs]
+    query_turns = [rng.permuted(np.arange(turns) % 2).tolist() for _ in pairs]
     prompts = []
     for block in range(n):
         turn, i = divmod(block, len(pairs))
