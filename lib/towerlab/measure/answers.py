@@ -41,8 +41,9 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
     names = {text: name for name, text in SEPARATORS.items()}
     k = [len(e.prompt.demonstrations) // 2 for e in encoded]
     separator = [names[e.prompt.separator] for e in encoded]
-    template = {"k": ("prompt", k), "separator": ("prompt", separator)}
-    return observations("answers", encoded, arrays, **template)
+    return observations(
+        "answers", encoded, arrays, k=("prompt", k), separator=("prompt", separator)
+    )
 
 
 KS = (1, 2, 4, 8)

@@ -178,8 +178,14 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
 
     arrays = read_batches("path_effects", encoded, 2048, run)
     layer, number = np.reshape(heads, (-1, 2)).astype(int).T
-    senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
-    return observations("head_effects", encoded, arrays, route=list(ROUTES), **senders)
+    return observations(
+        "head_effects",
+        encoded,
+        arrays,
+        route=list(ROUTES),
+        sender_layer=("sender", layer),
+        sender_head=("sender", number),
+    )
 
 
 def _attention_differences(

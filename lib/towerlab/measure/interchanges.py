@@ -28,11 +28,16 @@ import xarray as xr
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads
 
-from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
+from towerlab.measure.observations import (
+    Tensors,
+    answers_in,
+    answers_of,
+    observations,
+    read_batches,
+)
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
-from towerlab.model.capture import label_log_probs
 from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -116,16 +121,16 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
             positions = base.capture.label_positions
             edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
             arrays = answers_of(batch, *base.answers(edits))
-            # The labels are the base's in both.
-            of_source = label_log_probs(source.capture.logits, batch)
-            for name, answer in (("base", base.plain_answer()), ("source", of_source)):
-                arrays[f"{name}_logit_difference"] = answers_of(batch, *answer)["logit_difference"]
+            of_base, of_source = answers_of(batch, *base.plain_answer()), answers_in(source.capture)
+            arrays["base_logit_difference"] = of_base["logit_difference"]
+            # The source's true label is the other label of the base.
+            arrays["source_logit_difference"] = -of_source["logit_difference"]
             return arrays
 
         bases = [pair.base for pair in pairs]
         arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
-        names = {"head_set": list(sets), "pair_kind": ("prompt", [kind] * len(pairs))}
-        return observations("interchanges", bases, arrays, **names)
+        kinds = "prompt", [kind] * len(pairs)
+        return observations("interchanges", bases, arrays, head_set=list(sets), pair_kind=kinds)
 
     kinds = groupby(pairs, lambda pair: pair.kind)
     return joined([of_kind(kind, list(group)) for kind, group in kinds])

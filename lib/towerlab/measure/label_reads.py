@@ -243,7 +243,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     )
     # (prompt, head, vector, mean, label or query, d_model)
     both = torch.stack([vectors, vectors - vectors.mean(0)], 3)
-    scales = scale[:, None, None, None, None].expand(both.shape[:-1])
+    scales = scale[:, None, None, None, None]
     ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1].cpu()
     tokens, words = (np.array(texts)[ids] for texts in (lexicon.texts, lexicon.plain))
     relations = np.zeros(ids.shape, np.int8)
@@ -262,8 +262,15 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         "query_token": (("prompt", "selected_head", "mean", "rank"), tokens[:, :, 0, :, -1]),
         "query_relation": relations[:, :, 0, :, -1],
     }
-    names = {"vector": VECTORS, "mean": MEAN, "rank": range(1, 1 + ids.shape[-1])}
-    return observations("top_tokens", encoded, variables, **head_coordinates(heads), **names)
+    return observations(
+        "top_tokens",
+        encoded,
+        variables,
+        **head_coordinates(heads),
+        vector=VECTORS,
+        mean=MEAN,
+        rank=range(1, 1 + ids.shape[-1]),
+    )
 
 
 def carried_query(
@@ -303,13 +310,13 @@ def relations_of(
     """
     query = Demonstration(prompt.query, prompt.true_label, prompt.query_class)
     texts = [*prompt.demonstrations, query]
-    label, cls = texts[demonstration].label, texts[demonstration].cls
+    own = texts[demonstration]
     groups: list[tuple[str, Iterable[str]]] = [  # later ones win
-        *(("other class", words.get(text.cls, ())) for text in texts if text.cls != cls),
-        ("own class", words.get(cls, ())),
+        *(("other class", words.get(text.cls, ())) for text in texts if text.cls != own.cls),
+        ("own class", words.get(own.cls, ())),
         *(("none", content_words(text.text)) for text in texts),
-        ("own text", content_words(texts[demonstration].text)),
-        *(("own label" if word == label else "other label", [word]) for word in prompt.labels),
+        ("own text", content_words(own.text)),
+        *(("own label" if word == own.label else "other label", [word]) for word in prompt.labels),
     ]
     return {
         word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group

@@ -153,7 +153,8 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
     for name in ("attention_true", "attention_other"):
         means = data[name].groupby("class_pair").mean("prompt").rename(class_pair="word_set")
         out[f"mean_{name}"] = means.sel(word_set=[*sets])
-        out[name] = head_selection.select_heads(data[name], selected).drop_vars(["layer", "head"])
+        # They lose their coordinates `layer` and `head`, which are dimensions of the means.
+        out[name] = head_selection.select_heads(data[name], selected)
     return out.rename(condition="change")
 
 

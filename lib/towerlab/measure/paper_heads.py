@@ -132,8 +132,9 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         "flipped_log_prob_true": flipped["log_prob_true"].values,
         "flipped_log_prob_other": flipped["log_prob_other"].values,
     }
-    names = {"change": ASKED, "selected_head": head_names(heads)}
-    return observations("paper_ablations", encoded, arrays, **names)
+    return observations(
+        "paper_ablations", encoded, arrays, change=ASKED, selected_head=head_names(heads)
+    )
 
 
 def n_selection(design: Design) -> int:

@@ -219,8 +219,14 @@ def tower_grid(
         return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
     arrays = read_batches("towers moved", encoded, 2048, run)
-    grid = {f"{tower}_coefficient": list(coefficients) for tower in ("query", "key")}
-    return observations("tower_grid", encoded, arrays, head_set=list(moved), **grid)
+    return observations(
+        "tower_grid",
+        encoded,
+        arrays,
+        head_set=list(moved),
+        query_coefficient=list(coefficients),
+        key_coefficient=list(coefficients),
+    )
 
 
 def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
