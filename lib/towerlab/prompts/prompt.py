@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Encoding
 from twotowers.errors import TwoTowersError
 
 Span = tuple[int, int]
@@ -173,7 +172,7 @@ def encode_all(
 
 
 def _encode(
-    prompt: Prompt, encodings: list[Encoding], tokenizer: Any, max_length: int | None
+    prompt: Prompt, encodings: list[Any], tokenizer: Any, max_length: int | None
 ) -> Encoded:
     """Return a prompt with positions, from the tokens of its text, and of it with each label."""
     (own, *with_labels), (text, parts) = encodings, _text_and_spans(prompt)
