@@ -163,8 +163,10 @@ def _attention_function(module, query, key, value, attention_mask, scaling, soft
     attention = Attention(query, key, value, mask, scaling, softcap)
 
     def sdpa() -> Tensor:
-        arguments = module, query, key, value, attention_mask
-        return sdpa_attention_forward(*arguments, scaling=scaling, **kwargs)[0].transpose(1, 2)
+        z, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return z.transpose(1, 2)
 
     compute_z = sdpa if softcap is None else attention.z
     return _read(module, attention, compute_z).transpose(1, 2).contiguous(), None

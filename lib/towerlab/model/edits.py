@@ -61,14 +61,6 @@ class LayerState(NamedTuple):
     attention: Attention
     z: Float[Tensor, "batch head row d_head"]
 
-    def last(self) -> LayerState:
-        """Return the state of the last position.
-
-        Returns:
-            State with one row.
-        """
-        return LayerState(self.x[:, -1:], self.attention.last(), self.z[:, :, -1:])
-
 
 ComputeZ = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
 """(layer, heads, state) -> z of these heads"""
@@ -111,7 +103,8 @@ class Edit(NamedTuple):
         heads = self.heads_of(layer)
         if not heads:
             return
-        state = state.last() if self.positions is None else state
+        if self.positions is None:
+            state = LayerState(state.x[:, -1:], state.attention.last(), state.z[:, :, -1:])
         z = self.compute_z(layer, heads, state).to(state.z)
         if self.positions is not None:
             z = torch.where(self.positions[:, None, :, None].to(z.device), z, state.z[:, heads])

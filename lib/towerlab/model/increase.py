@@ -94,8 +94,8 @@ def increases_along(
     sums = torch.zeros_like(torch.stack(word_values)[..., 0])
 
     size = SLAB * (1 if together.device.type == "cpu" else ON_GPU)
-    for start in range(0, unembedding.vocabulary, size):
-        slab = final_norm.fold(unembedding.weight[start : start + size]).T
+    for weight in unembedding.weight.split(size):
+        slab = final_norm.fold(weight).T
         # One large product for all layers is faster than many small ones.
         before, *projected = (together @ slab).split(sizes)
         for layer in layers:

@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from accelerate.utils import recursively_apply
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.attention import Attention, block_calls, reading_attention
@@ -123,7 +123,7 @@ class LastPosition:
 
     def finals(
         self, edits: Sequence[Edit]
-    ) -> Iterator[tuple[list[int], Float[Tensor, "edit batch d_model"]]]:
+    ) -> Iterator[tuple[Int[Tensor, "edit"], Float[Tensor, "edit batch d_model"]]]:
         """Yield the final residual streams under all edits, MAX_ROWS rows at a time.
 
         Args:
@@ -132,10 +132,8 @@ class LastPosition:
         Yields:
             Indices of some edits, and final residual streams under them (edit, batch, d_model).
         """
-        order = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
-        size = max(1, MAX_ROWS // len(self.batch))
-        for start in range(0, len(order), size):
-            chunk = order[start : start + size]
+        order = torch.tensor([edit.first_layer for edit in edits]).argsort(stable=True)
+        for chunk in order.split(max(1, MAX_ROWS // len(self.batch))):
             yield chunk, self.final([edits[i] for i in chunk])
 
     def final(

@@ -84,7 +84,7 @@ def routed(
     Returns:
         Final residual streams (version, batch, d_model), in the order of the versions.
     """
-    order = sorted(range(len(versions)), key=lambda i: versions[i][0].first_layer)
+    order = torch.tensor([edit.first_layer for edit, _ in versions]).argsort(stable=True)
     edits, routes = zip(*(versions[i] for i in order), strict=True)
     x = last.plain[0].x
     closed = ~torch.tensor(routes, device=x.device)
@@ -106,7 +106,7 @@ def routed(
 
     final = last.final(edits, around)
     hidden = (messages * closed[:, :1].to(messages)).transpose(0, 1)
-    return (final - hidden.to(final))[torch.tensor(order).argsort()]
+    return (final - hidden.to(final))[order.argsort()]
 
 
 @contextmanager

@@ -68,8 +68,7 @@ class Lexicon:
             for i, text in enumerate(decoded)
         ]
         pairs += [(f"<id {i}>", "") for i in range(size, vocabulary)]
-        texts, plain = zip(*pairs, strict=True)
-        return cls(texts, plain)
+        return cls(*zip(*pairs, strict=True))
 
     @cached_property
     def stopword_ids(self) -> Int[Tensor, "word"]:
