@@ -200,12 +200,8 @@ class LastPosition:
 
             Masks stay as they are, because `attend` has its own.
             """
-            length = plain.key.shape[2]
-            if x.shape == (length,):
-                return x[-1:].expand(n)
-            if x.dim() > 1 and x.shape[1] == length:
-                return x[:, -1:].expand(-1, n, *x.shape[2:])
-            return x
+            is_mask = x.shape[1] != plain.key.shape[2]
+            return x if is_mask else x[:, -1:].expand(-1, n, *x.shape[2:])
 
         args, kwargs = recursively_apply(last_of, self._arguments[layer])
         with reading_attention(self.model, [layer], attend):

@@ -133,15 +133,15 @@ def top_words(
         bs-values (nats; *rows, k) and ids of the words (*rows, k).
     """
     p = unembedding.norm.normalise(v, scale)
-    mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
-    mask[without.to(p.device)] = True
-    k = min(k, int((~mask).sum()))
+    # Added to bs-values: 0, or minus infinity for words to leave out.
+    mask = p.new_zeros(unembedding.vocabulary).index_fill(0, without.to(p.device), -torch.inf)
+    k = min(k, int(mask.isfinite().sum()))
     values = p.new_full((*p.shape[:-1], k), -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)
     chunks = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
     for rows, best, best_ids in zip(*chunks, strict=True):
         for words, product in products(rows, unembedding):
-            candidates = torch.cat([best, product.masked_fill_(mask[words], -torch.inf)], -1)
+            candidates = torch.cat([best, product.add_(mask[words])], -1)
             candidate_ids = torch.cat([best_ids, words.expand_as(product)], -1)
             best[:], order = candidates.topk(k, -1)
             best_ids[:] = candidate_ids.gather(-1, order)
