@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 from twotowers.errors import NotTestable
 
-from towerlab.measure.heads import at_labels
+from towerlab.measure.heads import label_attention
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts, with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -85,7 +85,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
     """
 
     def read(capture: Capture) -> Tensors:
-        weights = at_labels(capture, capture.weights).float()
+        weights = label_attention(capture).float()
         is_true = own_label_sign(capture, weights)[:, None, None] > 0
         return {
             "attention_true": (weights * is_true).sum(-1),

@@ -57,7 +57,7 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
     """
 
     def read(capture: Capture) -> Tensors:
-        attention = at_labels(capture, capture.weights)
+        attention = label_attention(capture)
         differences = ov_logit_differences(capture, model)
         written = attention.to(differences) * differences
         outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
@@ -71,8 +71,9 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
             **answers_in(capture),
         }
 
-    include = {"weights", "values"}
-    arrays = read_prompts("heads", model, encoded, include, read, _tokens_at_once(model))
+    arrays = read_prompts(
+        "heads", model, encoded, {"weights", "values"}, read, _tokens_at_once(model)
+    )
     return observations("heads", encoded, arrays, kind=KINDS)
 
 
@@ -105,19 +106,17 @@ def ov_logit_differences(
     return torch.stack(out, 1)
 
 
-def at_labels(
-    capture: Capture, x: Float[Tensor, "layer batch head position"]
-) -> Float[Tensor, "batch layer head demonstration"]:
-    """Return weights or scores of the last position at every label position.
+def label_attention(capture: Capture) -> Float[Tensor, "batch layer head demonstration"]:
+    """Return the attention of the last position on every label position.
 
     Args:
-        capture: Values of a batch.
-        x: Weights or scores (layer, batch, head, position).
+        capture: Values of a batch, with "weights".
 
     Returns:
-        Values at labels (batch, layer, head, demonstration).
+        Weights (batch, layer, head, demonstration).
     """
-    return x.take_along_dim(capture.label_positions[None, :, None], 3).transpose(0, 1)
+    positions = capture.label_positions[None, :, None]
+    return capture.weights.take_along_dim(positions, 3).transpose(0, 1)
 
 
 def _selection(pipeline: Pipeline) -> Recipe:

@@ -132,8 +132,8 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
         kinds = "prompt", [kind] * len(pairs)
         return observations("interchanges", bases, arrays, head_set=list(sets), pair_kind=kinds)
 
-    kinds = groupby(pairs, lambda pair: pair.kind)
-    return joined([of_kind(kind, list(group)) for kind, group in kinds])
+    groups = groupby(pairs, lambda pair: pair.kind)
+    return joined([of_kind(kind, list(group)) for kind, group in groups])
 
 
 def _interchanges(pipeline: Pipeline) -> Recipe:

@@ -26,7 +26,7 @@ from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, head_coordinates
 
-from towerlab.measure.heads import at_labels, ov_logit_differences
+from towerlab.measure.heads import label_attention, ov_logit_differences
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -79,7 +79,7 @@ def label_reads(
             "values": torch.stack(
                 [label_values(capture, model, layer)[:, head] for layer, head in heads], 1
             ),
-            "attention": at_labels(capture, capture.weights)[:, layers, numbers],
+            "attention": label_attention(capture)[:, layers, numbers],
             "ov_logit_difference": ov_logit_differences(capture, model)[:, layers, numbers],
         }
 
@@ -236,7 +236,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         }
 
     arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
-    labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
+    labels = torch.tensor([token for e in encoded for token in e.label_ids.values()])
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
     vectors, scale = (
         torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale")

@@ -31,7 +31,7 @@ from torch import Tensor
 from twotowers.heads import Head, Heads, head_names
 
 from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
-from towerlab.measure.heads import at_labels
+from towerlab.measure.heads import label_attention
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
@@ -140,7 +140,7 @@ def _minority_shortcut(
     for e in capture.prompts:
         label, a_v = minority(e.prompt)
         factors.append([a_v * (d.label == label) for d in e.prompt.demonstrations])
-    weights = at_labels(capture, capture.weights)
+    weights = label_attention(capture)
     weights *= torch.tensor(factors).to(weights)[:, None, None]
     total = torch.zeros_like(capture.resid_final)
     for layer, head in heads:
@@ -202,5 +202,5 @@ def _mitigations(pipeline: Pipeline) -> Recipe:
     check_one_can_go(design)
     sets = present(pipeline.head_sets, "by attribution")
     changes = {name: change for name, change in CONDITIONS.items() if name != "plain"}
-    random = random_sets(pipeline, sets, AT_LAST)
-    return Recipe(remedied, design.intervention(), (changes,), sets, random)
+    control = random_sets(pipeline, sets, AT_LAST)
+    return Recipe(remedied, design.intervention(), (changes,), sets, control)

@@ -256,6 +256,8 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
     names = [head_names(heads) for heads in ranked.values()]
-    ranks = range(1, max(DOSES) + 1)
-    data = pipeline.make("dose", recipe).assign_coords(ranking=list(ranked), rank=ranks)
-    return data.assign(ranked_head=(("ranking", "rank"), names))
+    return pipeline.make("dose", recipe).assign(
+        ranked_head=(("ranking", "rank"), names),
+        ranking=("ranking", list(ranked)),
+        rank=("rank", range(1, max(DOSES) + 1)),
+    )

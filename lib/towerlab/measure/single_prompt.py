@@ -23,7 +23,7 @@ from torch import Tensor
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, head_names
 
-from towerlab.measure.heads import at_labels, increases
+from towerlab.measure.heads import increases, label_attention
 from towerlab.measure.label_reads import top_tokens
 from towerlab.measure.observations import Tensors, observations, read_prompts
 from towerlab.measure.paper import case_of, encoded_sets, listed_first
@@ -115,7 +115,7 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
-        attention = at_labels(capture, capture.weights)[0, layers, numbers]
+        attention = label_attention(capture)[0, layers, numbers]
         increase = _label_increase(model, capture, heads, attention)
         return {"attention": attention[None], "label_increase": increase[None]}
 
