@@ -330,8 +330,7 @@ def _control(
     # Sets differ by their names or, without names, by their values, which are equal for equal sets.
     control = control.transpose("random_set", "prompt")
     labels = control["sets"] if "sets" in control.coords else control
-    first_occurrences = np.sort(np.unique(labels.values, axis=0, return_index=True)[1])
-    control = control.isel(random_set=first_occurrences)
+    control = control.isel(random_set=~pd.DataFrame(labels.values).duplicated())
     mean_control = control.mean("random_set", skipna=False)
     random_effects = means(control) / (1.0 if denominator is None else mean(denominator).estimate)
     return Control(

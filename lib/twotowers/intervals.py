@@ -212,8 +212,9 @@ def ratio(
     if np.isnan(low) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
         return Interval(estimate, sample.n)
     covariance = sample.covariance([1.0, -estimate])
-    quantiles = map(float, stdtrit(sample.freedom, QUANTILES))
-    wide, narrow = (_fieller(sample.means, covariance, t) for t in quantiles)
+    wide, narrow = (
+        _fieller(sample.means, covariance, t) for t in stdtrit(sample.freedom, QUANTILES)
+    )
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
     return Interval(estimate, sample.n, *wide, *narrow)
@@ -224,9 +225,7 @@ def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float
 
     They are NaN if they do not enclose numerator / denominator.
     """
-    constant, linear, square = (
-        means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1))
-    )
+    (constant, linear), (_, square) = np.outer(means, means) - t**2 * covariance
     if square <= 0:
         return np.nan, np.nan
     # Only rounding can take it below zero, since numerator / denominator is between the bounds.
@@ -287,21 +286,20 @@ def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarra
     return Sample(values.transpose("random_set", "prompt").values, values, clusters).means
 
 
-def resample(values: xr.DataArray, times: int = 1000) -> xr.DataArray:
+def resample(values: xr.DataArray) -> xr.DataArray:
     """Return means over prompts that are drawn with replacement.
 
     Values over the same number of prompts have the same draws.
 
     Args:
         values: Over (..., prompt).
-        times: Number of resamples.
 
     Returns:
-        Over (resample, ...).
+        Means of 1000 resamples, over (resample, ...).
     """
     n = values.sizes["prompt"]
-    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), times) / n
-    return xr.dot(xr.DataArray(drawn, dims=("resample", "prompt")), values * 1.0, dim="prompt")
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=1000) / n
+    return xr.DataArray(drawn, dims=("resample", "prompt")) @ (values * 1.0)
 
 
 def stack_class_pairs(values: xr.DataArray) -> xr.DataArray:
