@@ -60,7 +60,8 @@ def svg(spec: dict) -> str:
     Args:
         spec: Chart as a Vega-Lite specification.
     """
-    spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
+    if spec.get("width") == "container":
+        spec = spec | {"width": 600}
     text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
     # JSON now writes only control characters as \u....
     unit = re.compile(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]")
@@ -249,13 +250,12 @@ def intervals(
     entries = entry(f"{by}:{'Q' if mark == 'line' else 'N'}", sort=None, title=by_title)
     entries = entries.axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
     tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
-    base = alt.Chart().encode(
-        entries, tooltip=["model", by, *([group] if group else []), *tooltip_fields]
-    )
+    names = ["model", by, group] if group else ["model", by]
+    base = alt.Chart().encode(entries, tooltip=[*names, *tooltip_fields])
     if group:
         base = base.encode(colour(group, table[group]))
-    if group and mark != "line":
-        base = base.encode(offset(f"{group}:N", sort=None))
+        if mark != "line":
+            base = base.encode(offset(f"{group}:N", sort=None))
     spread = base.mark_area(opacity=0.18) if mark == "line" else base.mark_rule(strokeWidth=2)
     marks = {
         "point": base.mark_point(size=60, opacity=1),

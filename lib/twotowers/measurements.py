@@ -97,8 +97,11 @@ class Measurements:
         Args:
             name: Measurement.
         """
-        random = {model: files.random_sets(data) for model, data in self._datasets(name).items()}
-        return {model: data for model, data in random.items() if data is not None}
+        return {
+            model: random
+            for model, data in self._datasets(name).items()
+            if (random := files.random_sets(data)) is not None
+        }
 
     def _datasets(
         self, name: str, suite: str | None = None, labels: str | None = None

@@ -54,13 +54,12 @@ def _numbers(row: Any, statement: Statement) -> str:
         return ""
     text = f"{row.effect:z.2f}"
     if row.n_random_sets:
-        reach = (
-            ""
-            if pd.isna(row.exceedance)
-            else f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} reach it"
-        )
-        text += f"; random lists {row.control:z.2f}{reach}"
-    return text + ("" if pd.isna(row.stability) else f"; stable in {row.stability:.0%}")
+        text += f"; random lists {row.control:z.2f}"
+    if not pd.isna(row.exceedance):
+        text += f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} reach it"
+    if not pd.isna(row.stability):
+        text += f"; stable in {row.stability:.0%}"
+    return text
 
 
 def verdict_table(
@@ -114,15 +113,10 @@ def _cell(row: Any, statement: Statement, numbers: bool) -> str:
     if row is None:
         return ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    small_print = "".join(
-        f"<br><small>{part}</small>" for part in (_numbers(row, statement), row.mark) if part
-    )
-    title = words
+    title, parts = words, [_numbers(row, statement), row.mark]
     if numbers:
-        title, small_print = (
-            "",
-            f"<br><small>{words.partition(';')[0].replace(', ', ',&nbsp;')}</small>",
-        )
+        title, parts = "", [words.partition(";")[0].replace(", ", ",&nbsp;")]
+    small_print = "".join(f"<br><small>{part}</small>" for part in parts if part)
     name = re.sub(r"\W+", "-", verdict)
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
 

@@ -52,23 +52,23 @@ class _LabelPair(Row):
     second: str
     kind: Literal["nonsense", "plain", "class names"]
 
-    def __str__(self) -> str:
-        """Return the pair as settings write it, such as "foo/bar"."""
-        return CLASS_NAMES if self.kind == CLASS_NAMES else f"{self.first}/{self.second}"
-
 
 @cache
 def read_label_pairs(
     kinds: tuple[str, ...] = ("nonsense", "plain", CLASS_NAMES),
 ) -> tuple[str, ...]:
-    """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar".
+    """Return the label pairs of data/words/labels.csv as settings write them, such as "foo/bar".
 
     Args:
         kinds: Kinds of label pairs.
     """
     path = data_folder() / "words" / "labels.csv"
     rows = read_table(path, _LabelPair, ("first", "second"))
-    return tuple(str(row) for row in rows if row.kind in kinds)
+    return tuple(
+        CLASS_NAMES if row.kind == CLASS_NAMES else f"{row.first}/{row.second}"
+        for row in rows
+        if row.kind in kinds
+    )
 
 
 DEFAULT = dict.fromkeys(("k", "separator", "label_pairs", "prompts"), "auto") | {
