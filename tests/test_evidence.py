@@ -230,7 +230,7 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
 
     model = model_of(
         cross_fit_splits,
-        lambda of: head_selection.matched_sets(of, np.ones((1, n_heads), bool), 1, 1000),
+        lambda of: head_selection.matched_sets(of, np.ones((1, n_heads), bool), n_heads, 1000),
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = judge_claim(claim(control="random sets"), "m", effect, control=control)

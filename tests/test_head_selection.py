@@ -80,7 +80,9 @@ def test_a_rule_may_name_no_heads():
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in head_selection.matched_sets(heads, np.ones((6, 6), bool), group, n_sets=100):
+    for control in head_selection.matched_sets(
+        heads, np.ones((6, 6), bool), 6 // group, n_sets=100
+    ):
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
         assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
@@ -96,7 +98,7 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
 
 def test_controls_of_a_full_layer_come_from_the_next():
     controls = head_selection.matched_sets(
-        [Head(1, h) for h in range(4)], np.ones((3, 4), bool), 1, 3
+        [Head(1, h) for h in range(4)], np.ones((3, 4), bool), 4, 3
     )
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
     refused(
@@ -104,7 +106,7 @@ def test_controls_of_a_full_layer_come_from_the_next():
         head_selection.matched_sets,
         [Head(0, h) for h in range(3)],
         np.ones((1, 4), bool),
-        1,
+        4,
         n_sets=1,
     )
 

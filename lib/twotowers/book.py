@@ -167,8 +167,7 @@ class Model:
         """
         sizes = self.heads.attrs
         every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
-        group = sizes["heads"] // sizes["key_value_heads"]
-        return head_selection.matched_sets(heads, every_head, group, n_sets)
+        return head_selection.matched_sets(heads, every_head, sizes["key_value_heads"], n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
@@ -443,12 +442,13 @@ class Chapter(Measurements):
                 f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
         left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
-        names_no_model = name in claims.WITHOUT_MODEL
-        changes = {} if names_no_model else self.measured("paper_changes", suite)
+        is_of_model = name not in claims.WITHOUT_MODEL
+        changes = self.measured("paper_changes", suite) if is_of_model else {}
         marks = {model: evidence.judge_task(data)[1] for model, data in changes.items()}
         rows = [
             verdict_row(
-                *(result, model),
+                result,
+                model,
                 words=words,
                 figure=figure,
                 mark=marks.get(model, ""),
@@ -470,9 +470,7 @@ class Chapter(Measurements):
             name: Measurement.
             *variables: Variables that share their dimensions (`explore.explorer`).
         """
-        measured = self.measured(name).items()
-        measurements = {model: data[[*variables]] for model, data in measured}
-        if measurements:
+        if measurements := {m: data[[*variables]] for m, data in self.measured(name).items()}:
             display(explore.explorer(measurements, self.model))
 
     def close(self) -> None:

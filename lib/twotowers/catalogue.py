@@ -86,10 +86,10 @@ def variables() -> dict[str, dict[str, Any]]:
     """
     table = read_csv(data_folder() / "variables.csv", str)
     table["dims"] = table["dims"].str.split().map(tuple)
-    rows: dict[str, dict[str, Any]] = {}
-    for row in table.itertuples():
-        rows.setdefault(row.measurement, {})[row.variable] = row
-    return rows
+    return {
+        measurement: {row.variable: row for row in rows.itertuples()}
+        for measurement, rows in table.groupby("measurement", sort=False)
+    }
 
 
 def versions(name: str) -> dict[str, int]:

@@ -393,15 +393,13 @@ def compare_lists(
     """
     parsed = [Head.parse(str(head)) for head in heads]
     if "selected_head" in values.dims:
+        coordinates = head_coordinates([*map(Head.parse, values.selected_head.values)])
+        values = values.assign_coords(coordinates).set_index(selected_head=["layer", "head"])
         every_head = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-        values = values.assign_coords(
-            head_coordinates([*map(Head.parse, values.selected_head.values)])
-        )
-        values = values.set_index(selected_head=[*every_head]).unstack("selected_head")
-        values = values.reindex(every_head)
+        values = values.unstack("selected_head").reindex(every_head)
     is_measured = values.notnull().all({*values.dims} - {"layer", "head"})
-    group = data.attrs["heads"] // data.attrs["key_value_heads"]
-    lists = random_lists(parsed, is_measured.transpose("layer", "head"), group)
+    measured = is_measured.transpose("layer", "head").values
+    lists = random_lists(parsed, measured, data.attrs["key_value_heads"])
     value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
     if by_prompt is not None:
         by_prompt = statistic(resample(by_prompt.sel(selected_head=head_names(parsed))))

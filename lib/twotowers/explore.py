@@ -82,7 +82,7 @@ def shown(data: xr.Dataset) -> str:
     return styler.bar(axis=None if frame.columns.nlevels > 1 else 0, **bars).to_html()
 
 
-def explorer(measurements: Mapping[str, xr.Dataset], model: str = "") -> widgets.VBox:
+def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox:
     """Return dropdowns, and below them the numbers of their selection.
 
     The numbers are in a `widgets.HTML`. An Output widget, which `widgets.interactive` also makes,
@@ -91,7 +91,7 @@ def explorer(measurements: Mapping[str, xr.Dataset], model: str = "") -> widgets
 
     Args:
         measurements: Variables that share their dimensions, by model.
-        model: Model that is shown at first; by default, or without measurement, the first one.
+        model: Model that is shown at first. Without its measurement it is the first one.
     """
     names = sorted(measurements, key=lambda name: name != model)  # the given model, then the others
     models = widgets.Dropdown(

@@ -171,20 +171,22 @@ def facets(
         chart, height = alt.Chart().mark_point(), 0  # Altair cannot infer types of no rows
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
-    across = table[column].nunique() if column else min(columns, len(names))
-    panel = chart.properties(width=max(120, WIDTH // max(1, across) - 65), height=height)
+    n_across = table[column].nunique() if column else min(columns, len(names))
+    panel = chart.properties(width=max(120, WIDTH // max(1, n_across) - 65), height=height)
     if column:
-        row = alt.Row("model:N", sort=names)
-        row = row.header(labelOrient="top", labelAngle=0, labelAnchor="start")
-        entries = table[column].unique().tolist()
-        panels = panel.facet(row=row, column=alt.Column(f"{column}:N", sort=entries), data=table)
+        row = alt.Row("model:N", sort=names).header(
+            labelOrient="top", labelAngle=0, labelAnchor="start"
+        )
+        across = alt.Column(f"{column}:N", sort=table[column].unique().tolist())
+        panels = panel.facet(row=row, column=across, data=table)
     else:
         panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
         if len(names) % columns > 0 < len(names) // columns:
             # The last row is not full: panels above the gap would have their axis below it.
             panels = panels.resolve_axis(x="independent")
-    scales = [f"{axis}{offset}" for axis in free for offset in ("", "Offset")]
-    return panels.resolve_scale(**dict.fromkeys(scales, "independent"))
+    return panels.resolve_scale(
+        **{f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
+    )
 
 
 def dashed(**position: Any) -> alt.Chart:

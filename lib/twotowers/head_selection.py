@@ -91,10 +91,12 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     Returns:
         Means over prompts (layer, head). A larger value means a higher rank.
     """
-    values = {"attention difference": attention_difference(heads)} | {
-        name: heads[variable] for name in RANKINGS if (variable := name.replace(" ", "_")) in heads
+    heads = heads.assign(attention_difference=attention_difference(heads))
+    return {
+        name: heads[variable].mean("prompt")
+        for name in RANKINGS
+        if (variable := name.replace(" ", "_")) in heads
     }
-    return {name: values[name].mean("prompt") for name in RANKINGS if name in values}
 
 
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
@@ -156,7 +158,9 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     )
 
 
-def matched_sets(heads: Heads, measured: np.ndarray, group: int, n_sets: int) -> list[list[Head]]:
+def matched_sets(
+    heads: Heads, measured: np.ndarray, n_key_value_heads: int, n_sets: int
+) -> list[list[Head]]:
     """Return random sets with the same number of heads in the same layers.
 
     No head is from the key-value groups of `heads`. If a layer has too few such heads, heads of the
@@ -165,13 +169,13 @@ def matched_sets(heads: Heads, measured: np.ndarray, group: int, n_sets: int) ->
     Args:
         heads: Set that random sets are matched to.
         measured: Booleans over (layer, head), true for heads that can be drawn.
-        group: Number of heads that share their keys and values.
+        n_key_value_heads: Number of key-value heads of a layer.
         n_sets: Number of random sets. The same set may occur more than once.
 
     Raises:
         NotTestable: If the model has too few other heads.
     """
-    free = _outside_groups(heads, measured, group)
+    free = _outside_groups(heads, measured, n_key_value_heads)
     if free.sum() < len(heads):
         raise NotTestable(
             f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
@@ -189,15 +193,17 @@ def matched_sets(heads: Heads, measured: np.ndarray, group: int, n_sets: int) ->
     return sets
 
 
-def _outside_groups(heads: Heads, measured: np.ndarray, group: int) -> np.ndarray:
+def _outside_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
     """Return as booleans (layer, head) the measured heads outside the heads' key-value groups."""
-    free = measured.copy()
+    free, group = measured.copy(), measured.shape[1] // n_key_value_heads
     for layer, head in heads:
         free[layer, head // group * group :][:group] = False
     return free
 
 
-def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> list[list[Head]]:
+def random_lists(
+    heads: Sequence[Head], measured: np.ndarray, n_key_value_heads: int
+) -> list[list[Head]]:
     """Return different random lists of heads for comparison with a list, each of the same length.
 
     For several heads, `matched_sets` draws RANDOM_LISTS lists. For a single head, the lists are the
@@ -207,14 +213,14 @@ def random_lists(heads: Sequence[Head], measured: xr.DataArray, group: int) -> l
     Args:
         heads: List of heads.
         measured: Booleans over (layer, head), true for heads that can be drawn.
-        group: Number of heads that share their keys and values.
+        n_key_value_heads: Number of key-value heads of a layer.
     """
     if len(heads) == 1:
-        free = np.argwhere(_outside_groups(heads, measured.values, group)).tolist()
+        free = np.argwhere(_outside_groups(heads, measured, n_key_value_heads)).tolist()
         nearest = sorted(free, key=lambda layer_and_head: abs(layer_and_head[0] - heads[0].layer))
         return [[Head(*layer_and_head)] for layer_and_head in nearest[:SINGLE_HEADS]]
     try:
-        lists = matched_sets(heads, measured.values, group, RANDOM_LISTS)
+        lists = matched_sets(heads, measured, n_key_value_heads, RANDOM_LISTS)
     except NotTestable:
         return []
     return list({tuple(sorted(random_list)): random_list for random_list in lists}.values())

@@ -10,6 +10,7 @@ The model of the settings is measured if its file is missing.
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 import xarray as xr
@@ -40,21 +41,19 @@ class Measurements:
         """
         self.settings = settings
         self.left_out: dict[str, str] = {}
-        self._pipelines: dict[str, Any] = {}
-        self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
+        self._pipeline = cache(self._open_pipeline)
+        self._files = cache(self._open_files)
         is_folder = is_local(settings.model)
         self.model = self._pipeline(settings.suite).name if is_folder else slug(settings.model)
 
-    def _pipeline(self, suite: str) -> Any:
+    def _open_pipeline(self, suite: str) -> Any:
         """Return the pipeline that measures the model of the settings.
 
         `towerlab` is imported when it is first needed, because its packages are not needed for
         reading.
         """
-        if suite not in self._pipelines:
-            settings = self.settings.model_copy(update={"suite": suite})
-            self._pipelines[suite] = importlib.import_module(BACKEND).Pipeline(settings)
-        return self._pipelines[suite]
+        settings = self.settings.model_copy(update={"suite": suite})
+        return importlib.import_module(BACKEND).Pipeline(settings)
 
     def measure(self, name: str, suite: str) -> xr.Dataset:
         """Return a measurement of the model of the settings from its file, or measure it.
@@ -109,12 +108,10 @@ class Measurements:
         """Return a measurement of every model with its random sets."""
         suite = suite or self.settings.suite
         labels = labels or ("arbitrary" if catalogue.row_of(name).is_evaluation else "all")
-        if (suite, name) not in self._open:
-            self._open[suite, name] = self._files(name, suite)
-        datasets = self._open[suite, name]
+        datasets = self._files(name, suite)
         return {model: files.select_labels(data, labels) for model, data in datasets.items()}
 
-    def _files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
+    def _open_files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
         """Return the files of a measurement by model, and note its reasons in `left_out`."""
         found = {}
         for model in files.precomputed_models():

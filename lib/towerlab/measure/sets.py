@@ -40,10 +40,9 @@ def random_sets(
     model = pipeline.model
     if pipeline.settings.evaluation_blocks < QUICK:
         n_sets = min(n_sets, DRAWS)
-    group = model.n_heads // model.n_key_value_heads
     every_head = np.ones((model.n_layers, model.n_heads), dtype=bool)
     return {
-        name: head_selection.matched_sets(heads, every_head, group, n_sets)
+        name: head_selection.matched_sets(heads, every_head, model.n_key_value_heads, n_sets)
         for name, heads in sets.items()
     }
 
