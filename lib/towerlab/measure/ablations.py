@@ -49,8 +49,11 @@ Edges = list[tuple[slice, slice]]
 blocked"""
 
 
-def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Compute answers with each set of heads ablated at all positions.
+@torch.inference_mode()
+def ablations(
+    model: Model, encoded: Prompts, sets: Mapping[str, Heads], positions: Positions = "all"
+) -> xr.Dataset:
+    """Compute answers with each set of heads ablated.
 
     Cost of a set whose lowest head is of layer l of L: about L - l blocks.
 
@@ -58,13 +61,22 @@ def ablations(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.D
         model: Any model.
         encoded: Prompts.
         sets: Name -> heads.
+        positions: Positions at which heads are ablated, "all" or "last".
 
     Returns:
         Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
         over (head_set, prompt). `head_set` are "none", the plain run, and the names of `sets`.
     """
     runs = {NONE: (), **sets}
-    arrays = _ablated(model, encoded, list(runs.values()), "all")
+
+    def run(_, batch: Prompts) -> Tensors:
+        if positions == "last":
+            edits = [zero_ablate(heads) for heads in runs.values()]
+            return answers_of(batch, *LastPosition(model, batch).answers(edits))
+        edits = [zero_ablate(heads, everywhere(batch)) for heads in runs.values()]
+        return answers_of(batch, *answers(model, batch, edits))
+
+    arrays = read_batches("ablations", encoded, 1024, run)
     return observations("ablations", encoded, arrays, head_set=list(runs))
 
 
@@ -91,34 +103,18 @@ def single_head_ablations(
           label's, plain run minus ablated run (nats).
     """
     shape = model.n_layers, model.n_heads
-    heads = [[head] if head[0] >= first_layer else () for head in np.ndindex(shape)]
-    answered = _ablated(model, encoded, [(), *heads], positions)
-    lost = {
-        name: (values[:, :1] - values[:, 1:]).reshape(-1, *shape)
-        for name, values in answered.items()
+    sets = {
+        f"{layer}-{head}": [(layer, head)] if layer >= first_layer else ()
+        for layer, head in np.ndindex(shape)
     }
+    answered = ablations(model, encoded, sets, positions)
+    lost = answered.sel(head_set=NONE) - answered.sel(head_set=list(sets))  # (prompt, head_set)
     arrays = {
-        "log_prob_lost": lost["log_prob_true"],
-        "logit_difference_lost": lost["logit_difference"],
+        "log_prob_lost": lost["log_prob_true"].values.reshape(-1, *shape),
+        "logit_difference_lost": lost["logit_difference"].values.reshape(-1, *shape),
     }
     data = observations("single_head_ablations", encoded, arrays)
     return data.where(data["layer"] >= first_layer)
-
-
-@torch.inference_mode()
-def _ablated(
-    model: Model, encoded: Prompts, runs: Sequence[Heads], positions: Positions
-) -> dict[str, np.ndarray]:
-    """Return answers (prompt, run) with the heads of each run ablated."""
-
-    def run(_, batch: Prompts) -> Tensors:
-        if positions == "last":
-            edits = [zero_ablate(heads) for heads in runs]
-            return answers_of(batch, *LastPosition(model, batch).answers(edits))
-        edits = [zero_ablate(heads, everywhere(batch)) for heads in runs]
-        return answers_of(batch, *answers(model, batch, edits))
-
-    return read_batches("ablations", encoded, 1024, run)
 
 
 TWELVE = 20

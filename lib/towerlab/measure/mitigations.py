@@ -179,9 +179,10 @@ def _recency_shortcut(
         if part is not None:
             norm = model.norm(model.part(layer, "attention_norm"))
             inputs = inputs - norm.normalise(part.to(x), norm.scale(x)).to(inputs.dtype)
-        position = torch.tensor(0, device=x.device)
         query, key = (
-            query_key.rotated(model, layer, read(model, layer, inputs).transpose(1, 2), position)
+            query_key.rotated(
+                model, layer, read(model, layer, inputs).transpose(1, 2), torch.tensor(0)
+            )
             for read in (query_key.queries, query_key.keys)
         )
         free = state.attention._replace(query=query, key=key, scaling=1.0).last()

@@ -153,14 +153,13 @@ def steering(
     """
     of_prompts = directions.sel(class_pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
-    last = torch.tensor(batch[0].last, device=model.device)
-    positions = torch.tensor([e.label_positions for e in batch], device=model.device)
+    last, positions = torch.tensor(batch[0].last), torch.tensor([e.label_positions for e in batch])
     signs = torch.tensor(
         [
             [1 if e.prompt.dataset.startswith(f"{d.cls}/") else -1 for d in e.prompt.demonstrations]
             for e in batch
         ]
-    ).to(positions)[:, None, :, None]
+    ).to(model.device)[:, None, :, None]
     queries, keys = {}, {}
     for layer in {layer for layer, _ in heads}:
         query, key = (
