@@ -225,6 +225,5 @@ def _knockouts(pipeline: Pipeline) -> Recipe:
     """
     names = "by written logit difference", "by attribution"
     heads, *_ = present(pipeline.head_sets, *names).values()
-    first = min(layer for layer, _ in heads)
-    cuts = sorted({*default_cuts(pipeline.model.n_layers), first})
+    cuts = sorted({*default_cuts(pipeline.model.n_layers), min(heads).layer})
     return Recipe(knockouts, pipeline.design.intervention(), (cuts,))

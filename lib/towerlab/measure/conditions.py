@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,10 +51,7 @@ CONDITIONS: Changes = {
 
 
 def in_changes(
-    model: Model,
-    encoded: Prompts,
-    changes: Changes,
-    read: Callable[[Prompts], dict[str, np.ndarray]],
+    model: Model, encoded: Prompts, changes: Changes, read: Callable[[Prompts], Mapping[Any, Any]]
 ) -> dict[str, np.ndarray]:
     """Return the values that `read` gives for prompts in each of some changes.
 

@@ -73,7 +73,7 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
     Returns:
         The pairs, kind by kind.
     """
-    bases, sources, donors = [], [], donors_of(encoded)
+    pairs, donors = [], donors_of(encoded)
     for e in encoded:
         prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
         others = [
@@ -85,10 +85,8 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
         ]
         if others:  # the first later one, or else the first
             other = min(others, key=lambda other: other.block < prompt.block)
-            bases.append(e)
-            sources.append(with_query(prompt, other.query, other.query_class))
-    both = zip(bases, encode_all(sources, tokenizer), strict=True)
-    pairs = [Pair("query", *pair) for pair in both]
+            asked = with_query(prompt, other.query, other.query_class)
+            pairs.append(Pair("query", e, *encode_all([asked], tokenizer)))
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
     return [pair for pair in pairs if pair.base.places == pair.source.places]

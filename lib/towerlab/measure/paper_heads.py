@@ -23,7 +23,7 @@ from twotowers.errors import NotTestable
 from twotowers.heads import Head, head_names
 
 from towerlab.measure.ablations import ablations, single_head_ablations
-from towerlab.measure.conditions import Changes
+from towerlab.measure.conditions import Changes, in_changes
 from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
@@ -124,13 +124,13 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         - `flipped_log_prob_true`, `flipped_log_prob_other` (prompt). Answers to the other query
           (nats).
     """
-    changed = (model.encode([CHANGES[name](e.prompt) for e in encoded]) for name in ASKED)
-    plain, flipped = (label_reads(model, prompts, heads, ranks=False) for prompts in changed)
+    read = partial(label_reads, model, heads=heads, ranks=False)
+    reads = in_changes(model, encoded, {name: CHANGES[name] for name in ASKED}, read)
     arrays = {
-        "attention": np.stack([plain["attention"], flipped["attention"]], 1),
-        "ov_logit_difference": plain["ov_logit_difference"].values,
-        "flipped_log_prob_true": flipped["log_prob_true"].values,
-        "flipped_log_prob_other": flipped["log_prob_other"].values,
+        "attention": reads["attention"],
+        "ov_logit_difference": reads["ov_logit_difference"][:, 0],
+        "flipped_log_prob_true": reads["log_prob_true"][:, 1],
+        "flipped_log_prob_other": reads["log_prob_other"][:, 1],
     }
     return observations(
         "paper_ablations", encoded, arrays, change=ASKED, selected_head=head_names(heads)
