@@ -107,13 +107,11 @@ def rotated(
         return v
     cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
     n = 2 * cos.shape[-1]
-    rotary, rest = v[..., :n], v[..., n:]
     # Neighbours form a pair, or the numbers at one place of both halves.
     sizes, pair = ((-1, 2), -1) if model.architecture.rotates_neighbours else ((2, -1), -2)
-    first, second = rotary.unflatten(-1, sizes).unbind(pair)
+    first, second = v[..., :n].unflatten(-1, sizes).unbind(pair)
     turned = first * cos - second * sin, second * cos + first * sin
-    rotary = torch.stack(turned, pair).flatten(-2)
-    return torch.cat((rotary, rest.expand(*rotary.shape[:-1], -1)), -1)
+    return torch.cat((torch.stack(turned, pair).flatten(-2), v[..., n:]), -1)
 
 
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
