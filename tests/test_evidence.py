@@ -1,6 +1,8 @@
 """The rule of evidence on hand-made observations: every branch, by numbers that can be checked by
 hand; and what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -183,7 +185,7 @@ def test_names_of_classes_alone_are_judged():
     assert judge_claim(claim(), "m", alone).verdict == claims.HOLDS
 
 
-SETS = {"by attention": [(0, 1)], "by written logit difference": []}
+SETS = {"by attention": [Head(0, 1)], "by written logit difference": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
 NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="head_set"))
 RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="head_set")).assign_coords(
@@ -192,22 +194,38 @@ RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="head_s
 BY_ATTENTION = {"heads": "by attention", "control": "random sets"}
 
 
-def one_turn(values):
-    yield SETS, values
+ALL_ALIKE = {pair: [(0, 1)] for pair in "abcd"}
 
 
 def two_sets(heads):
     return [[(1, head) for _, head in heads], [(1, 2)] * len(heads)]
 
 
-def model_of(splits, drawn):
+def model_of(attending, drawn, shape=(2, 3)):
+    """A model in whose selection blocks these heads attend, one block for each class pair."""
+    attention = np.zeros((len(attending), *shape, 1))
+    for i, heads in enumerate(attending.values()):
+        for head in heads:
+            attention[i][head] = 0.9
+    of_heads = ("prompt", "layer", "head")
+    variables = {
+        "attention": ((*of_heads, "demonstration"), attention),
+        "written_logit_difference": (of_heads, attention[..., 0] * 0),
+        "is_true_label": (("prompt", "demonstration"), np.ones((len(attending), 1), bool)),
+    }
+    pairs = {"class_pair": ("prompt", [*attending]), "label_pair": ("prompt", ["foo/bar"] * 4)}
+    chapter = SimpleNamespace(
+        settings=SimpleNamespace(top_k=len(attending["a"])),
+        sets={"m": SETS},
+        measured=lambda name, labels: {"m": xr.Dataset(variables, pairs)},
+    )
     model = Model.__new__(Model)
-    model.sets, model.cross_fit_splits, model.draw_random_sets = SETS, splits, drawn
+    model.chapter, model.name, model.draw_random_sets = chapter, "m", drawn
     return model
 
 
-def of_claim(cells, values, control=None, splits=one_turn):
-    return model_of(splits, two_sets).select(claim(**cells), values, control)
+def of_claim(cells, values, control=None, attending=ALL_ALIKE):
+    return model_of(attending, two_sets).select(claim(**cells), values, control)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +242,10 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
         prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head")
         + noise
     )
-
-    def cross_fit_splits(values):
-        yield {"by attention": heads}, values
-
     model = model_of(
-        cross_fit_splits,
+        dict.fromkeys("abcd", heads),
         lambda of: head_selection.matched_sets(of, np.ones((1, n_heads), bool), n_heads, 1000),
+        shape=(1, n_heads),
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = judge_claim(claim(control="random sets"), "m", effect, control=control)
@@ -246,15 +261,9 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
 def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
     # a head's number stands in its tens
     values = SINGLE + xr.DataArray(10 * np.arange(3), dims="head")
-
-    def cross_fit_splits(values):
-        for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
-            yield (
-                {"by attention": heads},
-                values.isel(prompt=np.isin(values["class_pair"], list(pairs))),
-            )
-
-    effect, control = of_claim(BY_ATTENTION, values, splits=cross_fit_splits)
+    # the heads of a and c are judged on b and d
+    attending = {pair: [(0, 2 if pair in "ac" else 1)] for pair in "abcd"}
+    effect, control = of_claim(BY_ATTENTION, values, attending=attending)
     np.testing.assert_allclose(
         effect, prompts(UP) + np.where(np.isin(effect["class_pair"], ["b", "d"]), 20, 10)
     )

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -79,14 +79,14 @@ def _selected(sets: Mapping[str, list[Head]], name: str) -> list[Head]:
 
 @dataclass
 class Model:
-    """A model with the inputs of its claims: `sets` of heads, random sets and prompts.
+    """A model with the inputs of its claims: random sets of heads, and prompts.
 
     Claims on single heads are cross-fit. Each split selects heads on other class pairs and label
     pairs than the ones on which they are evaluated.
 
         >>> model = open({"model": "smollm2-135m"}).models["smollm2-135m"]
-        >>> f"{model.accuracy:.0%}", str(model.sets["by attention"][0])
-        ('71% [63%, 78%]', '18-6')
+        >>> f"{model.accuracy:.0%}", str(model.template)
+        ('71% [63%, 78%]', 'k = 4, line break')
 
     Attributes:
         chapter: Chapter that has opened the model.
@@ -102,11 +102,6 @@ class Model:
     def accuracy(self) -> intervals.Interval:
         """Accuracy between the two labels on evaluation blocks, with its interval."""
         return intervals.mean(self.heads["logit_difference"] > 0)
-
-    @cached_property
-    def sets(self) -> dict[str, list[Head]]:
-        """Sets of heads by name, from all selection blocks by the rules of `head_selection`."""
-        return self.chapter.sets[self.name]
 
     @property
     def template(self) -> Template:
@@ -133,30 +128,6 @@ class Model:
         if high < LEARNS:
             reason = "does not learn the task"
         raise NotTestable(f"{reason}: accuracy {replace(self.accuracy, low=low, high=high):.0%}")
-
-    def cross_fit_splits(
-        self, target: xr.DataArray
-    ) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """Yield sets of heads for each cross-fit split, with the prompts that evaluate them.
-
-        Args:
-            target: Values over prompts. The prompts of a split have other class pairs and label
-                pairs than the selection blocks from which its sets of heads come.
-
-        Yields:
-            Sets of heads by name, and the values of the evaluated prompts.
-
-        Raises:
-            NotTestable: If no selection block has other classes and other labels.
-        """
-        selection = self.chapter.measured("selection", labels="arbitrary")[self.name]
-        for selects, evaluates in head_selection.cross_fit_splits(selection, target):
-            if not selects.sizes["prompt"]:
-                raise NotTestable(
-                    "no selection block has other classes and other labels; choose more "
-                    "selection_blocks"
-                )
-            yield head_selection.head_sets(selects, self.chapter.settings.top_k), evaluates
 
     def draw_random_sets(self, heads: Heads, n_sets: int = DRAWS) -> list[list[Head]]:
         """Return random sets that are matched to a set of heads.
@@ -185,7 +156,8 @@ class Model:
             Values over (prompt,), and a control over (random_set, prompt) or None.
 
         Raises:
-            NotTestable: If the rule selects no heads in this model.
+            NotTestable: If the rule selects no heads in this model, or if no selection block has
+                other classes and other labels.
             TwoTowersError: If the set was not measured, or if the control is missing, is not needed
                 by the claim, or is of another kind.
         """
@@ -209,7 +181,7 @@ class Model:
         """Return the values of a named set."""
         if name in values.coords.get("head_set", ()):
             return values.sel(head_set=name)
-        _selected(self.sets, name)
+        _selected(self.chapter.sets[self.name], name)
         raise TwoTowersError(
             f"missing set of heads '{name}': expected it in values and control; measure it"
         )
@@ -222,10 +194,16 @@ class Model:
         The prompts keep their order. Each split has its own heads, and each prompt is in one split.
         """
         values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
-        splits = [
-            (_selected(sets, claim.heads), evaluates)
-            for sets, evaluates in self.cross_fit_splits(values)
-        ]
+        selection = self.chapter.measured("selection", labels="arbitrary")[self.name]
+        splits = []
+        for selects, evaluates in head_selection.cross_fit_splits(selection, values):
+            if not selects.sizes["prompt"]:
+                raise NotTestable(
+                    "no selection block has other classes and other labels; choose more "
+                    "selection_blocks"
+                )
+            sets = head_selection.head_sets(selects, self.chapter.settings.top_k)
+            splits.append((_selected(sets, claim.heads), evaluates))
         chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
         random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
         # If a head is in several splits, the same random head replaces it in all of them.
@@ -353,12 +331,12 @@ class Chapter(Measurements):
         if claim.id != LEARNED:
             model.check_learned()
         effect, control = model.select(claim, values, random)
-        if control is not None and random is not None and claim.heads in model.sets:
+        if control is not None and random is not None and claim.heads in self.sets[name]:
             # The measurement drew its random sets like this, so their names are drawn again. With
             # directions, the first half are sets of heads.
             n_sets = random.sizes["random_set"]
             n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
-            sets = model.draw_random_sets(model.sets[claim.heads], n_drawn)
+            sets = model.draw_random_sets(self.sets[name][claim.heads], n_drawn)
             names = [*map(sorted, sets), *range(n_drawn, n_sets)]
             control = control.assign_coords(sets=("random_set", [*map(str, names)]))
         row = evidence.judge_claim(
