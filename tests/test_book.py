@@ -2,6 +2,7 @@
 is missing or mistyped."""
 
 import json
+from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
@@ -209,6 +210,7 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     for model, parameters in zip("abc", (3, 1, 2), strict=True):
         chapter.files[model, "heads"].attrs["parameters"] = parameters
     assert [*chapter.measured("heads")] == ["b", "c", "a"]
-    monkeypatch.setattr(book.Chapter, "measure", lambda self, name, suite: dataset(9.0))
+    pipeline = SimpleNamespace(measured=lambda name: dataset(9.0))
+    monkeypatch.setattr(book.Chapter, "_open_pipeline", lambda self, suite: pipeline)
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8

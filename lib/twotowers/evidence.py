@@ -179,7 +179,7 @@ def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArra
     share = float(is_right.mean())
     nearest = float((is_right ^ is_right.change.str.startswith("true first")).mean())
     foo_share = float((is_right ^ is_right.change.str.contains("exchanged")).mean())
-    word, word_share = max(("foo", foo_share), ("bar", 1 - foo_share), key=lambda item: item[1])
+    word_share, word = max((foo_share, "foo"), (1 - foo_share, "bar"))
     words = (
         f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {word_share:.0%}"
     )
@@ -427,16 +427,14 @@ def judge_result(
     verdict = result.judge(value)
     row: dict[str, Any] = {"effect": value, "verdict": verdict}
     if resampled is not None and verdict != NOT_TESTABLE:
-        stays = [result.judge(statistic) == verdict for statistic in np.ravel(resampled)]
-        row["stability"] = float(np.mean(stays))
+        row["stability"] = np.mean([result.judge(x) == verdict for x in np.ravel(resampled)])
     if random is None:
         return row
     lists = np.asarray(random, dtype=float)
     if lists.size:
-        row |= {"control": float(np.nanmean(lists)), "n_random_sets": lists.size}
+        row |= {"control": np.nanmean(lists), "n_random_sets": lists.size}
         if verdict in (AGREES, IN_PART):
-            reach = [result.judge(statistic) in (AGREES, verdict) for statistic in lists]
-            row["exceedance"] = float(np.mean(reach))
+            row["exceedance"] = np.mean([result.judge(x) in (AGREES, verdict) for x in lists])
     if verdict == AGREES and lists.size < MIN_RANDOM_SETS:
         row["verdict"] = AGREES_UNTESTED
     elif verdict == AGREES and row["exceedance"] > MAX_EXCEEDANCE:

@@ -64,8 +64,8 @@ def svg(spec: dict) -> str:
         spec = spec | {"width": 600}
     text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
     # JSON now writes only control characters as \u....
-    unit = re.compile(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]")
-    return vl_convert.vegalite_to_svg(unit.sub("\ufffd", text))
+    text = re.sub(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+    return vl_convert.vegalite_to_svg(text)
 
 
 def _shown(spec: dict, **_: Any) -> dict:

@@ -198,8 +198,8 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
         return None
     size = random.sizes["head_set"] // len(names)
     random = random.drop_vars(["head_set", "matched_set"])
-    by_set = random.coarsen(head_set=size).construct(head_set=("named_set", "random_set"))
-    return by_set.rename(named_set="head_set").assign_coords(head_set=names, random_set=range(size))
+    by_set = random.coarsen(head_set=size).construct(head_set=("head_set", "random_set"))
+    return by_set.assign_coords(head_set=names, random_set=range(size))
 
 
 def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:

@@ -51,9 +51,9 @@ def select_template(templates: xr.Dataset) -> Template:
         templates: Measurement "templates": `top_answer` over prompts with coordinates k and
             separator.
     """
-    table = templates["top_answer"].to_dataframe()
+    table = (templates["top_answer"] == 0).to_dataframe("is_top")
     table = table[table["k"] <= max(MAX_K, table["k"].min())]
-    accuracies = table["top_answer"].eq(0).groupby([table["k"], table["separator"]]).mean()
+    accuracies = table.groupby(["k", "separator"])["is_top"].mean()
     k, separator = accuracies.idxmax()  # groups are sorted: of equal accuracies, the smallest k
     return Template(int(k), str(separator))
 

@@ -55,24 +55,6 @@ class Measurements:
         settings = self.settings.model_copy(update={"suite": suite})
         return importlib.import_module(BACKEND).Pipeline(settings)
 
-    def measure(self, name: str, suite: str) -> xr.Dataset:
-        """Return a measurement of the model of the settings from its file, or measure it.
-
-        Args:
-            name: Measurement.
-            suite: Suite of the texts.
-
-        Raises:
-            TwoTowersError: If `towerlab` is not installed.
-        """
-        try:
-            return self._pipeline(suite).measured(name)
-        except ModuleNotFoundError as error:
-            raise TwoTowersError(
-                f"missing measurement '{name}' of '{self.model}': {error.name} is not installed; "
-                "run `pip install -e .[measure]`, or choose a precomputed model"
-            ) from None
-
     def measured(
         self, name: str, suite: str | None = None, labels: str | None = None
     ) -> dict[str, xr.Dataset]:
@@ -86,6 +68,9 @@ class Measurements:
             suite: Another suite than the one of the settings, such as "sentences".
             labels: Prompts with "arbitrary" labels, with "names" of classes, or "all". By default
                 arbitrary for evaluation blocks, and all for blocks that select heads and templates.
+
+        Raises:
+            TwoTowersError: If it has to be measured, and `towerlab` is not installed.
         """
         datasets = self._datasets(name, suite, labels)
         return {model: files.named_sets(data) for model, data in datasets.items()}
@@ -122,7 +107,13 @@ class Measurements:
                 pages.note(f"Left out: {error}.")
         model = self.model
         if model not in found or not files.matches_settings(found[model], self.settings):
-            found[model] = self.measure(name, suite)
+            try:
+                found[model] = self._pipeline(suite).measured(name)
+            except ModuleNotFoundError as error:
+                raise TwoTowersError(
+                    f"missing measurement '{name}' of '{model}': {error.name} is not installed; "
+                    "run `pip install -e .[measure]`, or choose a precomputed model"
+                ) from None
         for model, data in found.items():
             if NOT_TESTABLE in data.attrs:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]
