@@ -284,8 +284,7 @@ class Chapter(Measurements):
             raise TwoTowersError(
                 f"unknown claim '{claim}': expected an id in data/claims.csv; add a line there"
             )
-        left_out = self.left_out.items()
-        reasons = {name: reason for name, reason in left_out if name not in values}
+        reasons = {name: why for name, why in self.left_out.items() if name not in values}
         reasons |= untestable or {}
         rows = []
         for model in {**values, **reasons}:

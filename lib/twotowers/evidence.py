@@ -274,7 +274,7 @@ def judge_claim(
         return verdict_row(claim, model, NOT_TESTABLE, "there are no such prompts")
     effect = mean(values, denominator=denominator)
     are_names = values["label_pair"] == values["class_pair"]
-    if are_names.any() and not are_names.all():
+    if 0 < are_names.mean() < 1:
         raise TwoTowersError(
             "cannot judge two kinds of labels together: expected either names of classes or "
             "arbitrary labels; select one kind with measured(name, labels='names')"
@@ -336,7 +336,7 @@ def _control(
     return Control(
         mean(mean_control, denominator=denominator),
         mean(values - mean_control, denominator=denominator),
-        float((random_effects >= effect.estimate).mean()),
+        (random_effects >= effect.estimate).mean(),
         control.sizes["random_set"],
     )
 
@@ -465,8 +465,8 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     rows = rows[rows["claim"].isin(order)].sort_values(
         "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
     )
-    p_holm = rows.groupby("model")["p"].transform(holm)
-    return rows.assign(p_holm=p_holm, mark=rows["mark"].fillna(""))
+    rows = rows.fillna({"mark": "", "figure": ""})
+    return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 
 def holm(p: pd.Series) -> pd.Series:

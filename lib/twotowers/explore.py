@@ -77,9 +77,13 @@ def shown(data: xr.Dataset) -> str:
     """
     frame = table(data)
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
-    styler.set_caption(f"mean over prompts: {data.sizes['prompt']}")
-    bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
-    return styler.bar(axis=None if frame.columns.nlevels > 1 else 0, **bars).to_html()
+    styler.set_caption(f"mean over prompts: {data.sizes['prompt']}").bar(
+        axis=None if frame.columns.nlevels > 1 else 0,
+        align="zero",
+        color=[figures.ORANGE, figures.BLUE],
+        props="width: 7em;",
+    )
+    return styler.to_html()
 
 
 def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox:

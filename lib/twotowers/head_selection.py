@@ -235,7 +235,7 @@ def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
     Returns:
         Booleans over (random_set, layer, head).
     """
-    masks = mask.expand_dims(random_set=RANDOM_LISTS).transpose("random_set", "layer", "head")
+    masks = mask.transpose("layer", "head").expand_dims(random_set=RANDOM_LISTS)
     return masks.copy(data=np.random.default_rng(0).permuted(masks.values, axis=-1))
 
 

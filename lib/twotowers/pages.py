@@ -82,7 +82,7 @@ def verdict_table(
     lines = [titles, ["---"] * len(titles)]
     for statement in statements.values():
         found = [cells.get((statement.id, model)) for model in models]
-        figure = next((row.figure for row in found if row and isinstance(row.figure, str)), "")
+        figure = next((row.figure for row in found if row and row.figure), "")
         kind = "paper" if isinstance(statement, PaperResult) else "claim"
         place, source = f"{kind}-{statement.anchor}", statement.source
         if figure:
@@ -94,10 +94,9 @@ def verdict_table(
             link = f"{chapters[statement.chapter]}.html#{place}"
             text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
         if isinstance(statement, PaperResult):
-            values = re.split("( to | and |; |, )", statement.published)
             published = "".join(
-                f"{{index}}`{v} <!{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v
-                for v in values
+                f"{{index}}`{part} <!{part}>`" if re.fullmatch(r"[-+.\d]*\d%?", part) else part
+                for part in re.split("( to | and |; |, )", statement.published)
             )
             name = f'<a id="row-{statement.anchor}"></a>{{index}}`!{statement.id}`'
             text = f"{name}: {text}" + (f" *{published}*" if published else "")

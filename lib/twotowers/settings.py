@@ -62,8 +62,7 @@ def read_label_pairs(
     Args:
         kinds: Kinds of label pairs.
     """
-    path = data_folder() / "words" / "labels.csv"
-    rows = read_table(path, _LabelPair, ("first", "second"))
+    rows = read_table(data_folder() / "words" / "labels.csv", _LabelPair, ("first", "second"))
     return tuple(
         CLASS_NAMES if row.kind == CLASS_NAMES else f"{row.first}/{row.second}"
         for row in rows

@@ -51,17 +51,15 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 """A number, or an empty cell"""
 
 
-def unreadable(path: Path, fault: str, line: int = 0) -> TwoTowersError:
-    """Return the error for a file, or for one of its lines.
+def unreadable(path: Path, fault: str) -> TwoTowersError:
+    """Return the error for a file.
 
     Args:
         path: Path of the file.
-        fault: Description of the fault.
-        line: Number of the line, counted from 1; 0 for the whole file.
+        fault: Description of the fault, such as "line 2, id 'a' twice".
     """
-    place = f"line {line}, " if line else ""
     return TwoTowersError(
-        f"cannot read '{path}': {place}{fault}; correct the file, or restore it from the repository"
+        f"cannot read '{path}': {fault}; correct the file, or restore it from the repository"
     )
 
 
@@ -116,10 +114,10 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         try:
             rows.append(row.model_validate(cells))
         except ValidationError as error:
-            raise unreadable(path, first_fault(error), line) from None
+            raise unreadable(path, f"line {line}, {first_fault(error)}") from None
     if unique and (twice := table.duplicated([*unique])).any():
         cells = ", ".join(table.loc[twice.argmax(), [*unique]])
-        raise unreadable(path, f"{', '.join(unique)} '{cells}' twice", int(twice.argmax()) + 2)
+        raise unreadable(path, f"line {twice.argmax() + 2}, {', '.join(unique)} '{cells}' twice")
     return rows
 
 
