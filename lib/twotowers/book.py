@@ -307,7 +307,7 @@ class Chapter(Measurements):
             if row.n
         )
         self._show(line, rows, "Prompts", details)
-        table = pd.DataFrame(rows).dropna(subset="effect") if rows else pd.DataFrame()
+        table = pd.DataFrame([row for row in rows if row.verdict != NOT_TESTABLE])
         # Without a control or a threshold a chart would only repeat the sentence.
         if len(table) and (line.null_value or table["n_random_sets"].any()):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"

@@ -117,7 +117,7 @@ def fault(data: xr.Dataset) -> str:
         return f"missing or unknown variables: {', '.join(sorted(different))}"
     for name, row in expected.items():
         array = data[name]
-        found = {*array.dims}, array.attrs.get("units")
-        if found != ({*row.dims}, row.units):
-            return f"'{name}' is over {array.dims} in {found[1]}"
+        units = array.attrs.get("units")
+        if {*array.dims} != {*row.dims} or units != row.units:
+            return f"'{name}' is over {array.dims} in {units}"
     return ""

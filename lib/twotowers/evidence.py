@@ -283,11 +283,9 @@ def judge_claim(
         words = f"the denominator is not clearly above zero: {mean(denominator):+.3f}"
         return verdict_row(claim, model, NOT_TESTABLE, words)
     random_sets = None if control is None else _control(effect, values, denominator, control)
-    smallest_effect = (
-        SMALLEST_EFFECT_RATIO * logit_difference
-        if claim.smallest_effect is None
-        else claim.smallest_effect
-    )
+    smallest_effect = claim.smallest_effect
+    if smallest_effect is None:
+        smallest_effect = SMALLEST_EFFECT_RATIO * logit_difference
     words = f"{effect:{claim.format}} {claim.unit}".removesuffix(" share")
     parts = {"effect": effect}
     numbers: dict[str, Any] = {
@@ -329,7 +327,7 @@ def _control(
     """Return the control of an effect, from the different random sets."""
     # Sets differ by their names or, without names, by their values, which are equal for equal sets.
     control = control.transpose("random_set", "prompt")
-    labels = control["sets"] if "sets" in control.coords else control
+    labels = control.coords.get("sets", control)
     control = control.isel(random_set=~pd.DataFrame(labels.values).duplicated())
     mean_control = control.mean("random_set", skipna=False)
     random_effects = means(control) / (1.0 if denominator is None else mean(denominator).estimate)

@@ -249,8 +249,9 @@ def intervals(
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
-    entries = entry(f"{by}:{'Q' if mark == 'line' else 'N'}", sort=None, title=by_title)
-    entries = entries.axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
+    entries = entry(f"{by}:{'Q' if mark == 'line' else 'N'}", sort=None, title=by_title).axis(
+        tickMinStep=1, labelAngle=-30 if mark == "bar" else 0
+    )
     tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
     names = ["model", by, group] if group else ["model", by]
     base = alt.Chart().encode(entries, tooltip=[*names, *tooltip_fields])

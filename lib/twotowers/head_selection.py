@@ -18,7 +18,6 @@ Every function is pure: it takes datasets of `measure.heads` and returns lists o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -301,11 +300,10 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     class_pairs, label_pairs = (
         sorted({*data[name].values, *target[name].values}) for name in ("class_pair", "label_pair")
     )
-    for pairs, labels in itertools.product(
-        (class_pairs[::2], class_pairs[1::2]), (label_pairs[::2], label_pairs[1::2])
-    ):
-        evaluates = target["class_pair"].isin(pairs) & target["label_pair"].isin(labels)
-        other_labels = ~data["label_pair"].isin(labels) | (len(label_pairs) == 1)
-        selects = ~data["class_pair"].isin(pairs) & other_labels
-        if evaluates.any():
-            yield data.isel(prompt=selects.values), target.isel(prompt=evaluates.values)
+    for pairs in (class_pairs[::2], class_pairs[1::2]):
+        for labels in (label_pairs[::2], label_pairs[1::2]):
+            evaluates = target["class_pair"].isin(pairs) & target["label_pair"].isin(labels)
+            other_labels = ~data["label_pair"].isin(labels) | (len(label_pairs) == 1)
+            selects = ~data["class_pair"].isin(pairs) & other_labels
+            if evaluates.any():
+                yield data.isel(prompt=selects.values), target.isel(prompt=evaluates.values)

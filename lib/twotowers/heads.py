@@ -63,5 +63,8 @@ def head_coordinates(heads: Heads) -> dict[str, tuple[str, Any]]:
         The dimension `selected_head` with names such as "22-0", and `layer` and `head` along it.
     """
     layers, numbers = np.array(heads, dtype=int).reshape(-1, 2).T
-    columns = {"selected_head": head_names(heads), "layer": layers, "head": numbers}
-    return {name: ("selected_head", values) for name, values in columns.items()}
+    return {
+        "selected_head": ("selected_head", head_names(heads)),
+        "layer": ("selected_head", layers),
+        "head": ("selected_head", numbers),
+    }
