@@ -98,7 +98,8 @@ def rank(
         folded = unembedding.norm.fold(rows)
         return folded if through is None else folded @ through.to(folded).T
 
-    ranks = torch.ones_like(words)
+    # Contiguous, so that its chunks are views.
+    ranks = torch.ones_like(words, memory_format=torch.contiguous_format)
     chunks = (x.flatten(0, -2).split(ROWS) for x in (widen(v), words, ranks))
     for vectors, targets, ranks_of_targets in zip(*chunks, strict=True):
         values = [(vectors * read(unembedding.weight[target])).sum(-1) for target in targets.T]
