@@ -347,7 +347,8 @@ class Chapter(Measurements):
             logit_difference=intervals.mean(model.heads["logit_difference"]).estimate,
             template=template or str(model.template),
         )
-        if claim.control == "random sets" and model.heads.attrs["key_value_heads"] == 1:
+        is_shared = model.heads.attrs["key_value_heads"] == 1
+        if row.n_random_sets and claim.control == "random sets" and is_shared:
             remark = ", from other layers, since all heads of a layer share their keys"
             row = replace(row, words=row.words + remark)
         return row
