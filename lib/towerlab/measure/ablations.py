@@ -117,7 +117,7 @@ def single_head_ablations(
     return data.where(data["layer"] >= first_layer)
 
 
-TWELVE = 20
+N_RANKED = 20
 """Number of first heads of either ranking from which the paper's twelve are taken in turn"""
 
 
@@ -137,7 +137,8 @@ def _ablations(pipeline: Pipeline) -> Recipe:
     The EMNLP version does the same.
     """
     single = pipeline.measured("single_head_ablations")["log_prob_lost"].mean("prompt")
-    heads = interleave(by_increase(pipeline, TWELVE), head_selection.top_heads(single, TWELVE), 12)
+    by_ablation = head_selection.top_heads(single, N_RANKED)
+    heads = interleave(by_increase(pipeline, N_RANKED), by_ablation, 12)
     sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
     return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
 

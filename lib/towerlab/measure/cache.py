@@ -36,6 +36,9 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
         name: Measurement.
         settings: All settings.
         fingerprint: Fingerprint of the model.
+
+    Returns:
+        Text of a JSON object with sorted keys.
     """
     made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
     fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
@@ -49,6 +52,9 @@ def text_digest(suite: str) -> str:
 
     Args:
         suite: Name of the suite.
+
+    Returns:
+        Hexadecimal digits.
     """
     entries = {}
     for file in TEXTS[suite]:
@@ -76,6 +82,9 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
         settings: All settings.
         model: Name of the model among measurements.
         name: Measurement.
+
+    Returns:
+        Path, whether or not the folder exists.
     """
     out, changed = Path(settings.out), changed_settings(name, settings)
     if not changed or out.resolve() == (data_folder() / "measurements").resolve():
