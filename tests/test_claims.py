@@ -2,12 +2,12 @@
 line where they are not."""
 
 import re
+import runpy
 
-import opening_page
 import pandas as pd
 import pytest
 from conftest import ROOT, refused
-from twotowers import claims
+from twotowers import claims, evidence, tables
 
 
 def test_the_shipped_tables_are_whole():
@@ -22,10 +22,10 @@ def test_the_shipped_tables_are_whole():
             else c.smallest_effect > 0 or c.null_value == 0.5
         )
         assert c.statement.endswith(".")
-    found = opening_page.written_findings()
+    found = claims.written_findings()
     assert {*found["claim"]} <= {*table} and {*found["verdict"]} <= {*claims.VERDICTS}
     assert not found.duplicated(["page", "sentence", "chapter", "claim", "model"]).any()
-    lines = opening_page.read_csv(ROOT / "data/findings.csv")
+    lines = tables.read_csv(ROOT / "data/findings.csv")
     first = lines[["page", "sentence", "chapter"]].notna()
     assert first.sum(axis=1).isin([0, 3]).all() and first.iloc[0].all()
     # how rules changed
@@ -56,6 +56,21 @@ def test_a_wrong_claim_is_named_with_its_line(line, column, value, message, tmp_
 
 
 def test_a_finding_goes_on_with_the_sentence_before():
-    rows = opening_page.written_findings()
+    rows = claims.written_findings()
     assert (rows[["page", "sentence", "chapter"]] != "").all(axis=None)
     assert rows.groupby("sentence", sort=False).size().iloc[0] > 1
+
+
+def test_sentences_of_a_page_stand_beside_verdicts_that_moved(tmp_path, monkeypatch, capsys):
+    """`make sentences` (F1)."""
+    table = claims.written_findings()
+    finding = table[table["page"] != "intro"].iloc[0]
+    claim, model = finding["claim"], finding["model"]
+    row = evidence.verdict_row(claims.claims()[claim], model, claims.UNDECIDED, "too few prompts")
+    pd.DataFrame([row]).to_csv(tmp_path / f"{row.chapter}.csv", index=False)
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path))
+    monkeypatch.setenv("PAGE", finding["page"])
+    runpy.run_path(str(ROOT / ".ci/sentences"))
+    printed = capsys.readouterr().out
+    assert f"FINDING {finding['sentence']}"[:100] in printed
+    assert f"{claim} | {model}: {finding['verdict']} BUT NOW undecided" in printed

@@ -11,7 +11,7 @@ from twotowers import claims
 @pytest.fixture
 def rows():
     """The verdicts that the opening page's sentences rest on."""
-    table = opening_page.written_findings()
+    table = claims.written_findings()
     return table[table["page"] == "intro"].drop_duplicates(["claim", "model"])
 
 

@@ -9,12 +9,11 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
-import opening_page
 import pytest
 from browser import PAGE, broken_rules, browser, chromium, needs_browser
 from conftest import ROOT, sources
 from tags import Page
-from twotowers import evidence
+from twotowers import claims, evidence
 
 HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
 needs_book = pytest.mark.skipif(
@@ -244,7 +243,7 @@ def test_every_finding_rests_on_its_verdicts():
     rows = (
         evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict()
     )
-    table = opening_page.written_findings()
+    table = claims.written_findings()
     wrong = [
         tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict
     ]

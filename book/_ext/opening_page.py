@@ -25,7 +25,7 @@ from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers import claims, evidence
 from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder, included_models
-from twotowers.tables import read_csv, shown_name
+from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
 BUTTONS = {
@@ -143,18 +143,6 @@ def live(build: Path) -> str:
     )
 
 
-def written_findings() -> pd.DataFrame:
-    """Return the hand-written findings of the opening page ("intro") and of chapters.
-
-    Returns:
-        Columns page, sentence, chapter, claim, model, verdict. A row is a verdict on which a
-            sentence rests, and `chapter` is the chapter that shows its basis.
-    """
-    table = read_csv(data_folder() / "findings.csv", str)
-    # Only the first line of a sentence has these cells.
-    return table.assign(**table[["page", "sentence", "chapter"]].ffill())
-
-
 def sentences(rows: pd.DataFrame) -> list[str]:
     """Return the opening page's sentences of data/findings.csv, each with its chapter.
 
@@ -165,7 +153,7 @@ def sentences(rows: pd.DataFrame) -> list[str]:
         rows: Rows of evidence.
     """
     verdicts = rows.set_index(["claim", "model"])["verdict"].to_dict()
-    table = written_findings()
+    table = claims.written_findings()
     out = []
     for (text, chapter), part in table[table["page"] == "intro"].groupby(
         ["sentence", "chapter"], sort=False

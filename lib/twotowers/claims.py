@@ -1,8 +1,8 @@
-"""Tables of the book's claims and of the paper's results.
+"""Tables of the book's claims, of the paper's results, and of findings that rest on verdicts.
 
     >>> claims()["learned"].statement
     'The model learns the classes from the demonstrations.'
-    >>> paper_results()["figure 6"].judge(0.95)
+    >>> paper_results()["figure 6"].judge(1.0)
     'agrees'
 
 Each table is read with one class per row (`tables`), so an error names the line of a wrong cell.
@@ -14,8 +14,10 @@ import math
 import re
 from typing import Literal
 
+import pandas as pd
+
 from twotowers.paths import data_folder
-from twotowers.tables import Optional, Row, Text, read_table
+from twotowers.tables import Optional, Row, Text, read_csv, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
@@ -146,3 +148,15 @@ def claims() -> dict[str, Claim]:
 def paper_results() -> dict[str, PaperResult]:
     """Return the results of the paper by their name, such as "figure 6", in the paper's order."""
     return {row.id: row for row in read_table(data_folder() / "figures.csv", PaperResult, ("id",))}
+
+
+def written_findings() -> pd.DataFrame:
+    """Return the hand-written findings of the opening page ("intro") and of chapters.
+
+    Returns:
+        Columns page, sentence, chapter, claim, model, verdict. A row is a verdict on which a
+            sentence rests, and `chapter` is the chapter that shows its basis.
+    """
+    table = read_csv(data_folder() / "findings.csv", str)
+    # Only the first line of a sentence has these cells.
+    return table.assign(**table[["page", "sentence", "chapter"]].ffill())

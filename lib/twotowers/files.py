@@ -1,4 +1,4 @@
-"""Measurement files: reader, writer of any file, and the precomputed measurements.
+"""Measurement files: reader, atomic replacement of any file, and precomputed measurements.
 
     >>> open_precomputed("smollm2-135m", "words", "heads").sizes["layer"]
     30

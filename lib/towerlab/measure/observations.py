@@ -166,8 +166,8 @@ def read_prompts(
 ) -> dict[str, np.ndarray]:
     """Return the results of `read` for each batch's capture, put together.
 
-    If memory is short, a batch is run in smaller batches and read again. So `read` must not add
-    anything up, and its random draws must not depend on the order.
+    If memory is short, all prompts are run and read again in smaller batches. So `read` must not
+    add anything up, and its random draws must not depend on the order.
 
     Args:
         what: Name of the progress bar.

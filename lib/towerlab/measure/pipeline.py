@@ -119,7 +119,7 @@ def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
 class Design:
     """The prompts of one setting: class pairs, label pairs, template and blocks.
 
-    A design reads and writes no measurement files.
+    A design opens no measurement file itself: `answers` does, if the template is left open.
     """
 
     settings: Settings

@@ -35,7 +35,7 @@ def stop_words() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Texts of all tokens of a vocabulary, made with `of`.
+    """Texts of all tokens of a vocabulary, made with `from_tokenizer`.
 
     `texts[id]` is the text to print. `plain[id]` is the text to compare with words, "" if the token
     has no text.
