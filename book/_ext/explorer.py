@@ -21,6 +21,7 @@ from twotowers import catalogue, files, head_selection, intervals
 from twotowers.errors import TwoTowersError
 from twotowers.heads import head_names
 from twotowers.tables import shown_name
+from twotowers.towers import best_pair, project
 
 SCRIPTS = (
     "heads-data.js",
@@ -263,8 +264,7 @@ def ranks(reads: xr.Dataset) -> dict[str, list]:
 def towers(vectors: xr.Dataset) -> dict[str, dict]:
     """Return queries and keys of the class pair that a head separates best, on a plane, by head.
 
-    As in Figure 4.5, queries and keys are centred and scaled separately, and one principal
-    component analysis is fitted to both.
+    As in Figure 4.5 (`twotowers.towers`), moved and scaled to the range from 0 to 100.
 
     Args:
         vectors: Measurement "query_key_vectors".
@@ -273,34 +273,17 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
         The pair, and points [x, y, class, is a query].
     """
     out = {}
-    for single in vectors["selected_head"].values:
-        d = vectors.sel(selected_head=single)
-        score = (d["query_vector"] * d["key_vector"]).sum("component")
-        apart = score.where(d["is_true_label"]).mean("demonstration") - score.where(
-            ~d["is_true_label"]
-        ).mean("demonstration")
-        pair = apart.groupby(d["class_pair"]).mean().idxmax().item()
-        part = d.isel(prompt=(d["class_pair"] == pair).values)
-        query_class = (part["query_class"] == pair.split("/")[1]).values
-        key_class = (
-            query_class[:, None]
-            == part["is_true_label"].transpose("prompt", "demonstration").values
-        ).ravel()
-        keys = (
-            part["key_vector"]
-            .transpose("prompt", "demonstration", "component")
-            .values.reshape(len(key_class), -1)
-        )
-        both = [(v - v.mean(0)) / v.std() for v in (part["query_vector"].values, keys)]
-        xy = (
-            np.concatenate(both) @ np.linalg.svd(np.concatenate(both), full_matrices=False)[2][:2].T
-        )
-        xy = np.rint(100 * (xy - xy.min(0)) / np.ptp(xy, 0)).astype(int).tolist()
-        kinds = [*((int(c), 1) for c in query_class), *((int(c), 0) for c in key_class)]
-        out[str(single)] = {
-            "pair": pair,
-            "points": [[*at, *kind] for at, kind in zip(xy, kinds, strict=True)],
-        }
+    for i, name in enumerate(vectors["selected_head"].values):
+        single = vectors.isel(selected_head=i)
+        pair = best_pair(single)
+        table = project(single, pair)
+        xy = table[["x", "y"]].values
+        shown = np.rint(100 * (xy - xy.min(0)) / np.ptp(xy, 0)).astype(int).tolist()
+        is_second = (table["class"] == pair.split("/")[1]).astype(int)
+        is_query = (table["tower"] == "query").astype(int)
+        kinds = zip(is_second.tolist(), is_query.tolist(), strict=True)
+        points = [[*at, *kind] for at, kind in zip(shown, kinds, strict=True)]
+        out[str(name)] = {"pair": pair, "points": points}
     return out
 
 
