@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, head_selection, intervals, pages
+from twotowers import book, claims, evidence, head_selection, intervals, pages, strips
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head, head_coordinates
 
@@ -111,7 +111,7 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     assert (found, found_mark, lists) == (share, mark, None) and drawn.sizes["resample"] == 1000
     row = evidence.verdict_row(SHARE, "m", AGREES, "5 of 5 heads", mark=mark)
     shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
-    assert shown in pages.sentence(SHARE, [row], "", "")
+    assert shown in strips.block(SHARE, [row], "")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import yaml
 from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
 from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
-from twotowers import claims, evidence
+from twotowers import claims, evidence, pages
 from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
@@ -289,22 +289,13 @@ def picture(build: Path) -> str:
         for i in range(0, len(lines), third)
     )
     signs = "; ".join(
-        f'<span class="verdict {_name_of(v)}">{of}</span> {v}' for v, of in SIGNS.items()
+        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
     )
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
         f'<div class="opening-map" id="opening-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
         f"run. The model does not solve the task: {marks}.</p><div>{tables}</div></div>"
     )
-
-
-def _name_of(verdict: str) -> str:
-    """Return the class of a verdict in style sheets.
-
-    Args:
-        verdict: The verdict.
-    """
-    return re.sub(r"\W+", "-", verdict)
 
 
 def cell(row) -> str:
@@ -318,8 +309,9 @@ def cell(row) -> str:
     )
     mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
     anchor = claims.paper_results()[row.claim].anchor
+    name = pages.verdict_class(row.verdict)
     return (
-        f'<a class="verdict {_name_of(row.verdict)}" href="figure-by-figure.html#row-{anchor}" '
+        f'<a class="verdict {name}" href="figure-by-figure.html#row-{anchor}" '
         f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
     )
 

@@ -31,7 +31,7 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, explore, figures, files, head_selection, intervals, pages
+from twotowers import claims, evidence, explore, files, head_selection, intervals, pages, strips
 from twotowers.claims import NOT_TESTABLE, Claim, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
@@ -260,9 +260,7 @@ class Chapter(Measurements):
         untestable: Mapping[str, str] | None = None,
         template: str = "",
     ) -> None:
-        """Judge one claim for every model, show its sentence, and keep its rows of evidence.
-
-        A forest plot is also shown if there is a control or a threshold to draw.
+        """Judge one claim for every model, show its block, and keep its rows of evidence.
 
         Args:
             claim: Id of a line of data/claims.csv.
@@ -307,12 +305,6 @@ class Chapter(Measurements):
             if row.n
         )
         self._show(line, rows, "Prompts", details)
-        table = pd.DataFrame([row for row in rows if row.verdict != NOT_TESTABLE])
-        # Without a control or a threshold a chart would only repeat the sentence.
-        if len(table) and (line.null_value or table["n_random_sets"].any()):
-            unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
-            chart = figures.forest(table, title=line.measure + unit, null_value=line.null_value)
-            display(chart.properties(description=line.statement))
 
     def _judged(
         self,
@@ -356,9 +348,9 @@ class Chapter(Measurements):
     def _show(
         self, statement: Statement, rows: list[EvidenceRow], summary: str, details: str
     ) -> None:
-        """Show the sentence of a statement, and keep its rows of evidence."""
+        """Show the block of a statement, and keep its rows of evidence."""
         self.rows = [row for row in self.rows if row.claim != statement.id] + rows
-        display(HTML(pages.sentence(statement, rows, summary, details)))
+        display(HTML(strips.block(statement, rows, summary, details)))
 
     def random_sets(self, model: str, name: str, n_sets: int) -> list[tuple[Head, ...]]:
         """Return different random sets that are matched to a named set.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import textwrap
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
+from twotowers import claims
 from twotowers.tables import shown_name
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
@@ -44,6 +44,12 @@ COLOURS = {
     "other layers": GREY, "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
+VERDICT_COLOURS = {
+    claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_UNTESTED: "#6d9fc9",
+    claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
+    claims.IN_PART: "#7fb2d9", claims.DISAGREES: "#c05a14", claims.FAILS: "#c05a14",
+}  # fmt: skip
+"""Colours of verdicts; the others are grey"""
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
@@ -196,29 +202,6 @@ def dashed(**position: Any) -> alt.Chart:
         **position: Position of the line, as `x` or `y`.
     """
     return alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(**position)
-
-
-def forest(table: pd.DataFrame, title: str, null_value: float) -> alt.LayerChart:
-    """Draw effects with 95% intervals, one line for each model.
-
-    Args:
-        table: Columns model, effect, effect_low, effect_high, verdict, and control (a grey tick).
-        title: Title of the axis.
-        null_value: Position of the dashed line.
-    """
-    table = table.assign(model=table["model"].map(shown_name))
-    numbers = ("effect", "effect_low", "effect_high", "control")
-    tooltip_fields = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
-    base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tooltip_fields)
-    holds = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
-    low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60)).axis(tickCount=6).scale(zero=False)
-    marks = [
-        dashed(x=alt.datum(null_value)),
-        base.mark_rule(strokeWidth=2).encode(low, x2="effect_high:Q", color=holds),
-        base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q"),
-        base.mark_point(size=70).encode(x="effect:Q", color=holds),
-    ]
-    return alt.layer(*marks).properties(width="container", height=24 * len(table))
 
 
 def intervals(

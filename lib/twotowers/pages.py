@@ -17,39 +17,27 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import NOT_TESTABLE, PaperResult, Statement
-from twotowers.evidence import EvidenceRow
+from twotowers.claims import PaperResult, Statement
 from twotowers.paths import book_folder, chapter_number
 from twotowers.tables import shown_name
 
 
-def sentence(statement: Statement, rows: Iterable[EvidenceRow], summary: str, details: str) -> str:
-    """Return a statement with its verdict and words for each model, as HTML.
+def verdict_class(verdict: str) -> str:
+    """Return the name of a verdict in style sheets.
 
     Args:
-        statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement.
-        summary: Title of the folded details.
-        details: Folded text; "" for none.
+        verdict: The verdict.
     """
-    items = "".join(
-        f"<li>{escape(shown_name(row.model))}: <b>{escape(row.verdict)}</b>"
-        f"{f' ({row.mark})' if row.mark else ''}"
-        f"{': ' if row.verdict == NOT_TESTABLE else ', '}"
-        f"{escape('. '.join(filter(None, (_numbers(row, statement), row.words))))}</li>"
-        for row in rows
-    )
-    kind, title, place = "claim", "", f"claim-{statement.anchor}"
-    if isinstance(statement, PaperResult):
-        kind, title = "claim paper", f"<b>The paper's {escape(statement.id)}.</b> "
-        place = f"paper-{statement.anchor}"
-    folded = f"<details><summary>{summary}</summary>{escape(details)}</details>" if details else ""
-    text = f"<p>{title}{escape(statement.statement)}</p>"
-    return f'<div class="{kind}" id="{place}">{text}<ul>{items}</ul>{folded}</div>'
+    return re.sub(r"\W+", "-", verdict)
 
 
-def _numbers(row: Any, statement: Statement) -> str:
-    """Return the numbers behind a verdict on a result of the paper, or nothing for a claim."""
+def judged_numbers(row: Any, statement: Statement) -> str:
+    """Return the numbers behind a verdict on a result of the paper, or nothing for a claim.
+
+    Args:
+        row: Row of evidence.
+        statement: Claim, or result of the paper.
+    """
     if not isinstance(statement, PaperResult) or pd.isna(row.effect):
         return ""
     text = f"{row.effect:z.2f}"
@@ -112,11 +100,11 @@ def _cell(row: Any, statement: Statement, numbers: bool) -> str:
     if row is None:
         return ""
     verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    title, parts = words, [_numbers(row, statement), row.mark]
+    title, parts = words, [judged_numbers(row, statement), row.mark]
     if numbers:
         title, parts = "", [words.partition(";")[0].replace(", ", ",&nbsp;")]
     small_print = "".join(f"<br><small>{part}</small>" for part in parts if part)
-    name = re.sub(r"\W+", "-", verdict)
+    name = verdict_class(row.verdict)
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
 
 

@@ -1,0 +1,389 @@
+"""The block of one statement: our result in words, and a strip with one line for each model.
+
+    >>> figure_6 = claims.paper_results()["figure 6"]
+    >>> row = EvidenceRow("figure 6", "m", claims.AGREES, "5 of 5 heads", "", "4", effect=1.0)
+    >>> headline(figure_6, [row])
+    'Yes in the only model tested.'
+
+A dot is the judged number, a grey tick the mean of random heads, and a grey band the range of 90%
+of them. Shaded zones are those of the rule. A strip is a table with small pictures whose positions
+are percentages, so that it fits any width, prints, and needs no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from twotowers import claims
+from twotowers.claims import Claim, PaperResult, Statement
+from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, EvidenceRow
+from twotowers.figures import GREY, VERDICT_COLOURS
+from twotowers.pages import judged_numbers, verdict_class
+from twotowers.tables import shown_name
+
+HEIGHT = 26  # of a line (pixels)
+DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
+MARGIN = 0.05  # on both sides of the axis, as a share of its range
+STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
+LARGEST_SHARE = 1.5  # above it a number whose measure mentions a share is no share itself
+UNSTABLE = 0.6  # share of resamples below which a remark says how often the verdict stays
+ANSWERS = {claims.AGREES: "yes", claims.IN_PART: "in part", claims.DISAGREES: "no"}
+CONTROLLED = (claims.AGREES, claims.IN_PART, claims.NOT_SPECIFIC)
+"""Verdicts in which it matters that random heads do as well"""
+MARKS = {
+    claims.BY_POSITION: "model says the nearest label",
+    claims.BY_WORD: "model says one label word",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The axis of a strip.
+
+    Attributes:
+        low, high: Ends of the axis.
+        is_share: Whether values are written as percentages.
+    """
+
+    low: float
+    high: float
+    is_share: bool
+
+    def place(self, value: float) -> str:
+        """Return the place of a value as a percentage of the width.
+
+        Args:
+            value: A value. Values outside the axis are placed at its end.
+        """
+        share = (value - self.low) / (self.high - self.low)
+        return f"{100 * min(1.0, max(0.0, share)):.1f}%"
+
+    def text(self, value: float) -> str:
+        """Return a value as a label of the axis.
+
+        Args:
+            value: A value.
+        """
+        return f"{value:z.0%}" if self.is_share else f"{value:z.3g}"
+
+    @property
+    def ticks(self) -> list[float]:
+        """Three to seven round values on the axis."""
+        rough = (self.high - self.low) / 6
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(step * power for step in STEPS if step * power >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A shaded range of values that have one verdict.
+
+    Attributes:
+        verdict: The verdict.
+        low, high: Ends of the range.
+    """
+
+    verdict: str
+    low: float
+    high: float
+
+
+def block(
+    statement: Statement, rows: Iterable[EvidenceRow], summary: str, details: str = ""
+) -> str:
+    """Return the block of a statement, as HTML.
+
+    Args:
+        statement: Claim, or result of the paper.
+        rows: Rows of evidence of the statement, one for each model (fields of `EvidenceRow`).
+        summary: Title of the folded numbers.
+        details: Text below the folded numbers.
+    """
+    rows = [*rows]
+    kind, title = "claim", ""
+    if isinstance(statement, PaperResult):
+        kind, title = "paper", f"The paper's {escape(statement.id)}. "
+    items = "".join(f"<li>{_item(row, statement)}</li>" for row in rows)
+    rule = f"<p>{escape(details)}</p>" if details else ""
+    return (
+        f'<div class="claim {kind}" id="{kind}-{statement.anchor}">'
+        f'<p class="statement">{title}{escape(statement.statement)}</p>'
+        f'<p class="answer">{escape(headline(statement, rows))}</p>'
+        f"{strip(statement, rows)}"
+        f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
+    )
+
+
+def headline(statement: Statement, rows: Sequence[EvidenceRow]) -> str:
+    """Return our result on a statement in words, from its verdicts.
+
+    Args:
+        statement: Claim, or result of the paper.
+        rows: Rows of evidence of the statement.
+    """
+    tested = [row for row in rows if row.verdict != claims.NOT_TESTABLE]
+    if not tested:
+        return "Not testable in any model."
+    answers = [_answer(statement, row.verdict) for row in tested]
+    counts = {answer: answers.count(answer) for answer in _ordered(answers)}
+    n_models = len(tested)
+    if n_models == 1:
+        words = f"{answers[0]} in the only model tested"
+    elif len(counts) == 1:
+        words = f"{answers[0]} in {'both' if n_models == 2 else f'all {n_models}'} models"
+    else:
+        first, *others = (f"{answer} in {n}" for answer, n in counts.items())
+        words = ", ".join([f"{first} of {n_models} models", *others])
+    return f"{words[:1].upper()}{words[1:]}. {_about_random(tested, statement)}".strip()
+
+
+def _answer(statement: Statement, verdict: str) -> str:
+    """Return a verdict as an answer to the statement."""
+    if isinstance(statement, Claim):
+        return verdict
+    return next((answer for name, answer in ANSWERS.items() if verdict.startswith(name)), verdict)
+
+
+def _ordered(answers: Iterable[str]) -> list[str]:
+    """Return different answers in the order of the verdicts."""
+    order = [*ANSWERS.values(), *claims.VERDICTS]
+    return sorted({*answers}, key=lambda answer: order.index(answer) if answer in order else 99)
+
+
+def _about_random(rows: Sequence[EvidenceRow], statement: Statement) -> str:
+    """Return a sentence on random heads in the models that agree at least in part."""
+    positive = [row for row in rows if _answer(statement, row.verdict) in ("yes", "in part")]
+    compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
+    reached = sum(row.exceedance > MAX_EXCEEDANCE for row in compared)
+    if not compared:
+        return ""
+    if not reached:
+        extent = "" if len(compared) == len(positive) else ", as far as tested"
+        return f"Random heads do not reach it{extent}."
+    if reached == len(positive):
+        return "Random heads reach it as well."
+    return f"In {reached} of these, random heads reach it as well."
+
+
+def strip(statement: Statement, rows: Sequence[EvidenceRow]) -> str:
+    """Return the strip of a statement, as HTML. It is "" if no model has a number.
+
+    Args:
+        statement: Claim, or result of the paper.
+        rows: Rows of evidence of the statement.
+    """
+    drawn = [row for row in rows if not math.isnan(row.effect)]
+    if not drawn:
+        return ""
+    scale, zones = _scale(statement, drawn), _rule_zones(statement)
+    zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
+    lines = "".join(
+        f'<tr><th scope="row">{escape(shown_name(row.model))}</th>'
+        f"<td>{_track(statement, row, scale, zones)}</td>"
+        f"<td>{_verdict(row)}</td></tr>"
+        for row in rows
+    )
+    head, axis = _zone_names(scale, zones), _axis(scale)
+    measure = escape(statement.measure.partition(";")[0] + _unit(statement))
+    return (
+        f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
+        f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
+        f'<p class="strip-key">{measure}<br>{_key(drawn)}</p>'
+    )
+
+
+def _unit(statement: Statement) -> str:
+    """Return the unit of a claim in parentheses, unless the measure ends with it."""
+    unit = getattr(statement, "unit", "share")
+    return "" if unit == "share" or statement.measure.endswith(f"({unit})") else f" ({unit})"
+
+
+def _rule_zones(statement: Statement) -> list[Zone]:
+    """Return the zones of the rule that decides on a statement."""
+    if isinstance(statement, PaperResult):
+        agrees, part = statement.agrees, statement.part
+        if agrees is None or part is None:
+            return []
+        return [
+            Zone(claims.AGREES, agrees, math.inf),
+            Zone(claims.IN_PART, part, agrees),
+            Zone(claims.DISAGREES, -math.inf, part),
+        ]
+    return [Zone("as claimed", statement.null_value, math.inf)]  # type: ignore[attr-defined]
+
+
+def _scale(statement: Statement, rows: Sequence[EvidenceRow]) -> Scale:
+    """Return the axis that holds all numbers of the rows and the ends of the zones."""
+    names = ("effect", "effect_low", "effect_high", "control", "control_low", "control_high")
+    values = [getattr(row, name, math.nan) for row in rows for name in (*names, "solved")]
+    values += [end for zone in _rule_zones(statement) for end in (zone.low, zone.high)]
+    values.append(getattr(statement, "published_value", None) or math.nan)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite), max(finite)
+    is_share = "share" in statement.measure and high <= LARGEST_SHARE
+    if isinstance(statement, Claim):
+        is_share = statement.unit == "share"
+    room = MARGIN * (high - low or 1.0)
+    return Scale(low - room, high + room, is_share)
+
+
+def _track(statement: Statement, row: EvidenceRow, scale: Scale, zones: Sequence[Zone]) -> str:
+    """Return the picture of one model."""
+    marks = [_shade(zone, scale) for zone in zones]
+    published = getattr(statement, "published_value", None)
+    if not math.isnan(row.control):
+        marks += _random_marks(row, scale)
+    if not math.isnan(row.effect_low):
+        marks.append(_line("interval", scale, row.effect_low, row.effect_high, _colour(row)))
+    if published is not None:
+        diamond = '<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="currentColor"/>'
+        marks.append(_placed("published", scale.place(published), diamond))
+    solved = getattr(row, "solved", math.nan)
+    if not math.isnan(row.effect):
+        marks.append(_dot(row, row.effect, scale, is_filled=math.isnan(solved)))
+    if not math.isnan(solved):
+        marks.append(_dot(row, solved, scale, is_filled=True))
+    label = escape(f"{shown_name(row.model)}: {row.verdict}. {judged_numbers(row, statement)}")
+    return (
+        f'<svg class="track" width="100%" height="{HEIGHT}" role="img" aria-label="{label}">'
+        f"<title>{label}</title>{''.join(marks)}</svg>"
+    )
+
+
+def _shade(zone: Zone, scale: Scale) -> str:
+    """Return the shaded zone of a verdict; that of other verdicts is clear."""
+    low, high = scale.place(zone.low), scale.place(zone.high)
+    width = float(high[:-1]) - float(low[:-1])
+    colour = VERDICT_COLOURS.get(zone.verdict, VERDICT_COLOURS[claims.HOLDS])
+    opacity = 0 if zone.verdict == claims.DISAGREES else 0.13
+    return (
+        f'<rect class="zone" x="{low}" width="{width:.1f}%" height="100%" fill="{colour}" '
+        f'fill-opacity="{opacity}"/>'
+    )
+
+
+def _random_marks(row: EvidenceRow, scale: Scale) -> list[str]:
+    """Return the band and the tick of random heads, and a line from the tick to the dot."""
+    marks = []
+    if math.isnan(row.effect_low):
+        marks.append(_line("reach", scale, row.control, row.effect, GREY))
+    if not math.isnan(row.control_low):
+        marks.append(_line("band", scale, row.control_low, row.control_high, GREY))
+    tick = f'<path d="M0 -{TICK}V{TICK}" stroke="{GREY}" stroke-width="3"/>'
+    return [*marks, _placed("random", scale.place(row.control), tick)]
+
+
+def _placed(name: str, place: str, mark: str) -> str:
+    """Return a mark, drawn around (0, 0), at a place of its line."""
+    return f'<svg class="{name}" x="{place}" y="50%" overflow="visible">{mark}</svg>'
+
+
+def _line(name: str, scale: Scale, start: float, end: float, colour: str) -> str:
+    """Return a horizontal line between two values."""
+    width, opacity = {"band": (12, 0.35), "reach": (1.5, 0.6), "interval": (3, 1)}[name]
+    return (
+        f'<line class="{name}" x1="{scale.place(start)}" x2="{scale.place(end)}" '
+        f'y1="50%" y2="50%" stroke="{colour}" stroke-width="{width}" '
+        f'stroke-opacity="{opacity}"/>'
+    )
+
+
+def _dot(row: EvidenceRow, value: float, scale: Scale, is_filled: bool) -> str:
+    """Return the dot of a number; that of all prompts is hollow beside that of solved prompts."""
+    colour = _colour(row)
+    paint = f'fill="{colour}"' if is_filled else f'fill="none" stroke="{colour}" stroke-width="2"'
+    name = verdict_class(row.verdict)
+    return f'<circle class="dot {name}" cx="{scale.place(value)}" cy="50%" r="{DOT}" {paint}/>'
+
+
+def _colour(row: EvidenceRow) -> str:
+    """Return the colour of a row's verdict."""
+    return VERDICT_COLOURS.get(row.verdict, GREY)
+
+
+def _verdict(row: EvidenceRow) -> str:
+    """Return a verdict in words, with the remark that a reader needs, as HTML."""
+    remark = "; ".join(_remarks(row))
+    return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "")
+
+
+def _remarks(row: EvidenceRow) -> list[str]:
+    """Return what a reader must know of a verdict, besides the verdict."""
+    if row.verdict == claims.NOT_TESTABLE:
+        return [row.words]
+    remarks = []
+    n_sets = int(row.n_random_sets)
+    if 0 < n_sets < MIN_RANDOM_SETS:
+        remarks.append(f"only {n_sets} different random set{'s' * (n_sets > 1)} of heads")
+    elif row.exceedance > MAX_EXCEEDANCE and row.verdict.startswith(CONTROLLED):
+        remarks.append(f"{_share_of_sets(row.exceedance)} do as well")
+    if row.stability < UNSTABLE:
+        remarks.append(f"in only {row.stability:.0%} of resamples")
+    if row.mark:
+        remarks.append(MARKS[row.mark])
+    return remarks
+
+
+def _share_of_sets(share: float) -> str:
+    """Return a share of random sets in words."""
+    if share == 1:
+        return "all random sets of heads"
+    return f"{min(share, 0.99):.0%} of random sets of heads"
+
+
+def _item(row: EvidenceRow, statement: Statement) -> str:
+    """Return the line of a model in the folded numbers, as HTML."""
+    mark = f" ({row.mark})" if row.mark else ""
+    separator = ": " if row.verdict == claims.NOT_TESTABLE else ", "
+    text = ". ".join(filter(None, (judged_numbers(row, statement), row.words)))
+    name = escape(shown_name(row.model))
+    return f"{name}: <b>{escape(row.verdict)}</b>{escape(mark + separator + text)}"
+
+
+def _zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
+    """Return the names of the zones above a strip; one without room has none."""
+    texts = []
+    for zone in zones:
+        low, high = (float(scale.place(end)[:-1]) for end in (zone.low, zone.high))
+        if high - low < 1.6 * len(zone.verdict):
+            continue
+        middle = (low + high) / 2
+        texts.append(_text(f"{middle:.1f}%", zone.verdict, "middle", verdict_class(zone.verdict)))
+    return f'<svg width="100%" height="16" aria-hidden="true">{"".join(texts)}</svg>'
+
+
+def _axis(scale: Scale) -> str:
+    """Return the ticks and labels below a strip."""
+    texts = "".join(
+        f'<line x1="{scale.place(tick)}" x2="{scale.place(tick)}" y1="0" y2="4" '
+        f'stroke="currentColor"/>{_text(scale.place(tick), scale.text(tick), "middle")}'
+        for tick in scale.ticks
+    )
+    return f'<svg width="100%" height="18" aria-hidden="true">{texts}</svg>'
+
+
+def _text(place: str, words: str, anchor: str, name: str = "") -> str:
+    """Return a small text of a strip's axis."""
+    name = f' class="{name}"' if name else ""
+    return (
+        f'<text{name} x="{place}" y="15" text-anchor="{anchor}" font-size="11" '
+        f'fill="currentColor">{escape(words)}</text>'
+    )
+
+
+def _key(rows: Sequence[EvidenceRow]) -> str:
+    """Return the key of the marks of a strip, as HTML."""
+    has_random = any(not math.isnan(row.control) for row in rows)
+    has_band = has_random and any(not math.isnan(row.control_low) for row in rows)
+    has_interval = any(not math.isnan(row.effect_low) for row in rows)
+    parts = ["● measured" + (", with its 95% interval" if has_interval else "")]
+    if has_random:
+        parts.append("| mean of random sets of heads")
+    if has_band:
+        parts.append("▬ " + ("its 95% interval" if has_interval else "90% of them"))
+    return " &nbsp; ".join(parts)

@@ -1,0 +1,130 @@
+"""The block of a statement: its words follow from the verdicts, and its marks lie where the numbers
+say."""
+
+import re
+from dataclasses import replace
+
+import browser
+import pytest
+from twotowers import claims, strips
+from twotowers.claims import Claim, PaperResult
+from twotowers.evidence import EvidenceRow, judge_result
+
+RESULT = PaperResult(
+    id="figure 60", chapter="4", statement="Heads <attend>.", source="s", measure="share of heads",
+    rule="2026-01-01", seen="none", published="", agrees=0.9, part=0.75, not_run="",
+)  # fmt: skip
+CLAIM = Claim(
+    id="claimed", chapter="4", statement="It moves.", source="s", measure="move", rule="2026-01-01",
+    seen="none", null_value=0.0, smallest_effect=0.1, unit="nats", heads="", control="none",
+)  # fmt: skip
+
+
+def judged(*values, random=None):
+    """One row a value, judged by the rule of RESULT."""
+    return [
+        EvidenceRow("figure 60", f"m{i}", words="", statement="", chapter="4",
+                    **judge_result(RESULT, value, random))
+        for i, value in enumerate(values)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "values, random, words",
+    [
+        ([1, 1], None, "Yes in both models."),
+        ([1, 0.8, 0.1], None, "Yes in 1 of 3 models, in part in 1, no in 1."),
+        ([0.1, 0.2, 0.3], None, "No in all 3 models."),
+        ([1, 1, 1], [0.0] * 20, "Yes in all 3 models. Random heads do not reach it."),
+        ([1, 1, 0.1], [1.0] * 20, "Yes in 2 of 3 models, no in 1. Random heads reach it as well."),
+        ([1], [1.0] * 19, "Yes in the only model tested."),
+        ([1, float("nan")], None, "Yes in the only model tested."),
+        ([float("nan")], None, "Not testable in any model."),
+        (
+            [1, 0.8],  # one list of 20 reaches "in part" only
+            [0.8, 0.8] + [0.0] * 18,
+            "Yes in 1 of 2 models, in part in 1. In 1 of these, random heads reach it as well.",
+        ),
+    ],
+)
+def test_the_result_in_words_follows_from_the_verdicts(values, random, words):
+    assert strips.headline(RESULT, judged(*values, random=random)) == words
+
+
+def test_few_random_lists_are_no_test():
+    rows = [*judged(1, random=[0.0] * 20), *judged(1, random=[0.0] * 3)]
+    assert strips.headline(RESULT, rows).endswith("Random heads do not reach it, as far as tested.")
+
+
+def test_a_claim_is_answered_by_its_verdicts():
+    row = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0)
+    rows = [row, replace(row, verdict=claims.ABSENT), row]
+    assert strips.headline(CLAIM, rows) == "Holds in 2 of 3 models, absent in 1."
+
+
+def place(html: str, mark: str) -> list[float]:
+    """The places of marks of a kind (percent of the width)."""
+    return [float(x) for x in re.findall(rf'class="{mark}[^"]*" c?x="([\d.]+)%"', html)]
+
+
+def test_a_dot_is_in_the_zone_of_its_verdict():
+    values = [0.9, 0.89, 0.75, 0.74, 0.2]
+    html = strips.strip(RESULT, judged(*values))
+    agrees, part, _ = place(html, "zone")[:3]
+    dots = place(html, "dot")
+    verdicts = re.findall(r"<td><b>([\w ]+)</b>", html)
+    assert dots == sorted(dots, reverse=True) and len(dots) == len(values)
+    expected = [
+        "agrees" if x >= agrees else "in part" if x >= part else "does not agree" for x in dots
+    ]
+    assert verdicts == expected
+
+
+def test_remarks_say_what_a_verdict_hides():
+    row = judged(1, random=[1.0] * 20)[0]
+    html = strips.strip(RESULT, [replace(row, stability=0.51, mark=claims.BY_POSITION)])
+    assert "all random sets of heads do as well; in only 51% of resamples; model says" in html
+    few = strips.strip(RESULT, judged(1, random=[0.0]))
+    assert "only 1 different random set of heads" in few
+    assert "do as well" not in strips.strip(RESULT, judged(0.1, random=[1.0] * 20))
+
+
+def test_the_band_is_the_range_of_random_heads():
+    row = replace(judged(1, random=[0.0] * 20)[0], control_low=0.1, control_high=0.3)
+    html = strips.strip(RESULT, [row])
+    assert re.search(r'class="band" x1="[\d.]+%" x2="[\d.]+%"', html) and "90% of them" in html
+    assert 'class="band"' not in strips.strip(RESULT, judged(1, random=[0.0] * 20))
+
+
+def test_text_is_escaped_and_a_model_without_a_number_has_its_reason():
+    rows = [*judged(1), replace(judged(1)[0], model="<m>", effect=float("nan"),
+                                verdict=claims.NOT_TESTABLE, words="does <not> learn")]  # fmt: skip
+    html = strips.block(RESULT, rows, "Numbers", "<rule>")
+    assert "<m>" not in html and "<attend>" not in html and "&lt;rule&gt;" in html
+    assert "not testable</b>: does &lt;not&gt; learn" in html
+    assert strips.strip(RESULT, rows[1:]) == ""
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_ticks_are_round_and_on_the_axis(share):
+    scale = strips.Scale(share - 0.05, share + 1.05, is_share=True)
+    assert 3 <= len(scale.ticks) <= 7
+    assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
+    assert all(round(20 * tick) == pytest.approx(20 * tick) for tick in scale.ticks)
+
+
+@browser.needs_browser
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_mark_is_clipped_and_nothing_runs_out_of_the_page(width, tmp_path):
+    rows = judged(1, 0.8, 0.0, random=[0.4] * 20)
+    rows = [replace(row, model=f"a-model-with-a-long-name-{i}") for i, row in enumerate(rows)]
+    body = strips.block(RESULT, rows, "Numbers")
+    with browser.browser(browser.page_of(tmp_path, "", [], [], body), width=width) as page:
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width
+        for circle in page.query_selector_all("circle.dot"):
+            box = circle.bounding_box()
+            assert box["width"] == pytest.approx(2 * strips.DOT, abs=0.5)
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        track = page.query_selector(".track").bounding_box()
+        assert track["width"] > 140 and page.query_selector(".strip").bounding_box()["height"] < 300
