@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import xarray as xr
 from conftest import ROOT, refused, sources
@@ -27,6 +28,8 @@ BAD = [
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
+    (["measure", "--out", r"a\b"], r"out 'a\\b': expected a path in utf-8 without backslashes"),
+    (["measure", "--out", os.fsdecode(b"\xff")], r"out '\udcff': expected a path in utf-8"),
     (["book", "--set", "seeed=2"], "unknown parameter 'seeed': expected one of model, "),
     (["book", "--set", "a='"], "a quote is missing"),
     (["book", "--model", "no/such/x"], "no/such/x"),
@@ -47,6 +50,48 @@ def error_of(arguments, capsys):
     line = capsys.readouterr().err
     assert line.startswith("twotowers: ") and line.count("\n") == 1
     return line
+
+
+def run_cli(*words, **environment):
+    """The command line in a process of its own, whose output can be cut off."""
+    command = [sys.executable, "-m", "towerlab.cli", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | environment, stdout=pipe, stderr=pipe)
+
+
+def test_output_that_nobody_reads_ends_the_command_without_a_word():
+    process = run_cli("measure", "--list")
+    process.stdout.close()  # as `| head` does
+    assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
+def test_a_folder_with_letters_that_the_terminal_lacks_is_named_with_escapes(tmp_path):
+    options = ["--selection-blocks", "2", "--k", "1", "--separator", "space", "--out"]
+    folder = tmp_path / "mesures-é"
+    process = run_cli("measure", "templates", *options, str(folder), PYTHONIOENCODING="ascii")
+    out, errors = process.communicate()
+    assert (process.returncode, b"Traceback" in errors) == (0, False)
+    assert rb"mesures-\xe9" in out and [*folder.rglob("templates.nc")]
+
+
+def test_memory_that_is_short_is_one_line(capsys):
+    def allocate():
+        raise np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype(float))
+
+    assert cli.guarded(allocate) == 2
+    line = capsys.readouterr().err
+    assert re.fullmatch("twotowers: not enough memory: .*8.00 TiB.*; use fewer blocks.*\n", line)
+
+
+@pytest.mark.parametrize(
+    "words", ["heads answers --seed 1", "heads --seed 1 answers", "--seed 1 heads answers"]
+)
+@pytest.mark.parametrize("command", ["measure", "precompute mini-gpt2"])
+def test_names_may_stand_before_and_after_options(command, words, monkeypatch):
+    measured = []
+    monkeypatch.setattr(cli, "_measure", lambda options, _: measured.append(options) or 0)
+    assert cli.main([*command.split(), *words.split()]) == 0
+    assert (measured[0].names, measured[0].seed) == (["heads", "answers"], "1")
 
 
 def test_help_needs_no_docstrings():
@@ -100,3 +145,17 @@ def test_a_notebook_names_what_it_reads(path):
     about = json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {})
     assert set(about.get("measurements", [])) == reads
     assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))
+
+
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_threads_wait_without_spinning_unless_the_user_wants_it(policy):
+    code = (
+        "import os, sys, towerlab; assert 'torch' not in sys.modules, 'read when it is imported';"
+        "print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: x for name, x in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": policy} if policy else {}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == (policy or "passive")

@@ -14,6 +14,8 @@ of a mistyped option does not need it.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import shlex
 import signal
 import sys
@@ -187,9 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: see `guarded`.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    options, unknown = parser().parse_known_args(words)
-    if unknown:  # with the usage of the command
-        options.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options, rest = parser().parse_known_args(words)
+    # argparse gives the first names to NAME, and leaves those that follow an option.
+    late_names = [word for word in rest if "names" in options and not word.startswith("-")]
+    if unknown := [word for word in rest if word not in late_names]:
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the command's usage
+    if late_names:
+        options.names += late_names
     if options.command == "book":
         return guarded(lambda: building.build(options))
     return guarded(lambda: _measure(options, shlex.join(["twotowers", *words])))
@@ -203,17 +209,27 @@ def guarded(function: Callable[[], int]) -> int:
 
     Returns:
         0 on success; 1 if a part of the book failed or numbers differ; 2 after one line on bad
-        input; 130 on Ctrl-C.
+        input; 130 on Ctrl-C; 141 if the program that reads the output has ended, as in `| head`.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may have letters that it cannot encode
+            stream.reconfigure(errors="backslashreplace")
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
             # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
             signal.signal(kind, signal.default_int_handler)
     status = 2
     try:
-        return function()
+        result = function()
+        print(end="", flush=True)  # an error of the output is met here, not at the end of Python
+        return result
     except TwoTowersError as error:
         text = str(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+        return 141
+    except MemoryError as error:
+        text = f"not enough memory: {error}; use fewer blocks or prompts, or a narrower dtype"
     except OSError as error:
         text = f"cannot read or write a file: {error}; use another folder"
     except ModuleNotFoundError as error:  # `pip install .` has only the analysis
