@@ -41,7 +41,7 @@ def planted(chapter, axis, noise=0.5, n=160):
         "query_coefficient": list(COEFFICIENTS), "key_coefficient": list(COEFFICIENTS),
         "head_set": ["these"],
     }  # fmt: skip
-    empty = xr.Dataset(coords=coordinates)
+    empty = chapter["with_is_first"](xr.Dataset(coords=coordinates))
     x = chapter["on_axis"](empty, axis).transpose("prompt", ...)
     own = rng.normal(size=(n, 1, 1))  # how well each prompt is answered is no matter of towers
     return empty.assign(
