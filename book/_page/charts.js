@@ -78,7 +78,7 @@
       view.addEventListener("click", (event, item) => pick(element, item?.datum));
       mark();
       const over = element.querySelector("svg.marks").getBoundingClientRect().width - room;
-      if (phone && !panel && spec.width !== "container" && over > 0) return draw(element, spec, room - 90 - over);
+      if (phone && !panel && over > 0) return draw(element, spec, room - 90 - over);
       const button = element.querySelector("summary");
       button?.setAttribute("aria-label", "Save this chart");
       if (button && covers(button, element)) button.parentElement.style.marginTop = 0;

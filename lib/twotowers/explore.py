@@ -86,6 +86,12 @@ def shown(data: xr.Dataset) -> str:
     return styler.to_html()
 
 
+def _dropdown(name: str, options: list[tuple[str, Any]]) -> widgets.Dropdown:
+    """Return a dropdown with its whole name next to it."""
+    style = {"description_width": "initial"}  # the default cuts a name of more than ten letters
+    return widgets.Dropdown(description=name, options=options, style=style)
+
+
 def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox:
     """Return dropdowns, and below them the numbers of their selection.
 
@@ -98,14 +104,12 @@ def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox
         model: Model that is shown at first. Without its measurement it is the first one.
     """
     names = sorted(measurements, key=lambda name: name != model)  # the given model, then the others
-    models = widgets.Dropdown(
-        options=[(shown_name(name), name) for name in names], description="model"
-    )
+    models = _dropdown("model", [(shown_name(name), name) for name in names])
     dropdowns, numbers = widgets.HBox(layout={"flex_flow": "row wrap"}), widgets.HTML()
 
     def update_dropdowns(_: object = None) -> None:
         dropdowns.children = [
-            widgets.Dropdown(options=[*entries.items()], description=name.replace("_", " "))
+            _dropdown(name.replace("_", " "), [*entries.items()])
             for name, entries in choices(measurements[models.value]).items()
         ]
         for dropdown in dropdowns.children:

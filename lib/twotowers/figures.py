@@ -66,8 +66,6 @@ def svg(spec: dict) -> str:
     Args:
         spec: Chart as a Vega-Lite specification.
     """
-    if spec.get("width") == "container":
-        spec = spec | {"width": 600}
     text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
     # JSON now writes only control characters as \u....
     text = re.sub(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
@@ -78,7 +76,10 @@ def _shown(spec: dict, **_: Any) -> dict:
     """Return the forms of a chart in a notebook.
 
     JupyterLab and VS Code draw the chart without a network, and other viewers show the picture.
+    JupyterLab resizes a chart that follows its container without end, so the page freezes.
     """
+    endless = {side: WIDTH for side in ("width", "height") if spec.get(side) == "container"}
+    spec = spec | endless
     return {VEGA: spec, "image/svg+xml": svg(spec)}
 
 
