@@ -180,6 +180,16 @@ def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
     assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]
 
 
+def test_other_files_beside_the_evidence_are_none(folder):
+    """K4: a copy, and what macOS adds on some disks."""
+    row = evidence.verdict_row(claims.claims()["learned"], "a", claims.HOLDS, "words")
+    pd.DataFrame([row]).to_csv(folder / f"{row.chapter}.csv", index=False)
+    before = evidence.read(folder)
+    (folder / f"{row.chapter} (copy).csv").write_bytes((folder / f"{row.chapter}.csv").read_bytes())
+    (folder / f"._{row.chapter}.csv").write_bytes(b"\x00\x05\x16\x07")
+    assert len(before) == 1 and evidence.read(folder).equals(before)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
     """The evidence of one chapter, in which all rows agree or all disagree."""

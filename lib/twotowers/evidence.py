@@ -453,7 +453,10 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     Raises:
         TwoTowersError: If no chapter has written evidence yet.
     """
-    paths = sorted(folder.glob("*.csv"))
+    judged = *claims().values(), *paper_results().values()
+    paths = [folder / f"{chapter}.csv" for chapter in sorted({row.chapter for row in judged})]
+    # Other files, such as a copy of one of these, are no evidence.
+    paths = [path for path in paths if path.is_file()]
     if not paths:
         raise TwoTowersError(
             f"missing evidence in '{folder}': run `make book`, or some chapters, first"
