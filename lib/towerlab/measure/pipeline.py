@@ -433,7 +433,8 @@ class Pipeline:
         Returns:
             Dataset of all parts, with the coordinates `matched_set` and `control` if it has sets.
         """
-        identity, size, n = self.identity(name), self.part_size(name), len(recipe.items)
+        identity, size = self.identity(name), recipe.part or self.part_size(name)
+        n = len(recipe.items)
         stage, parts = recipe.stage or recipe.measure.__name__, []
         sets = [recipe.all_sets] if recipe.sets else []
         with progress(f"{name}, all", n) as bar:

@@ -33,7 +33,7 @@ class Recipe:
 
     measure: Callable[..., xr.Dataset]
     items: Sequence[Any]
-    """Prompts in whole blocks; the numbers of a block do not depend on any other block"""
+    """Prompts in whole blocks, or groups of prompts; the numbers of one do not depend on others"""
     arguments: tuple = ()
     sets: Sets = field(default_factory=dict)
     control: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -42,6 +42,8 @@ class Recipe:
     """Name of the random items of the control"""
     stage: str = ""
     """Name of this stage of a measurement; by default the name of `measure`"""
+    part: int = 0
+    """Number of items of a part; 0: as the cost of a prompt says (`Pipeline.part_size`)"""
 
     @property
     def all_sets(self) -> Sets:

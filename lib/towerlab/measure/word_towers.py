@@ -1,0 +1,618 @@
+"""Similarities of words by the queries and keys of every head: the product of the two towers.
+
+Chapter 13. The query of a word is the mean over prompts that ask it, the key of a word the mean
+over labels that follow it in other prompts. Their product S[w, v] is the score that the head would
+give to a demonstration of v if w is asked. A similarity of words must order the words of one class,
+not only tell two classes apart.
+
+    >>> from twotowers.settings import Settings
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=1, separator="space"))
+    >>> contexts = contexts_of(pipeline.design, n_pairs=2, n_words=4)
+    >>> vectors = tower_vectors(pipeline.model, contexts)
+    >>> data = word_towers(pipeline.model, contexts, vectors, {"all": [Head(3, 1)]})
+    >>> dict(data["similarity"].sizes)
+    {'selected_head': 1, 'asked': 16, 'demonstrated': 16}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+from twotowers.files import select_labels
+from twotowers.heads import Head
+from twotowers.paths import included_models
+from twotowers.settings import CLASS_NAMES, read_label_pairs
+
+from towerlab.measure.observations import in_memory, with_dims
+from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import BY_ATTENTION, random_sets
+from towerlab.measure.similarities import (
+    centred,
+    class_auc,
+    class_effects,
+    correlation,
+    deviation,
+    same_word_first,
+)
+from towerlab.model import query_key
+from towerlab.model.model import Model, widen
+from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
+from towerlab.prompts.prompt import Encoded, Prompts
+from towerlab.prompts.word_blocks import spread_words, word_blocks
+
+CLASS_PAIRS, WORDS = 8, 20
+"""Maximum numbers of class pairs, and of words of a class"""
+BLOCKS_PER_WORD = 5
+"""Number of evaluation blocks for each word of a class, if there are fewer than WORDS times as
+many"""
+FORMS = 20
+"""Number of random bilinear forms"""
+OTHERS = 5
+"""Number of heads of each kind that selected heads are shown with"""
+STEPS = 127
+"""Number of steps from zero to the largest value, of values in one byte"""
+ASKED, DEMONSTRATED = ("query", "asked_input"), ("key", "demonstrated_input")
+"""Vectors at the last position, and vectors at labels"""
+SEVERAL = "several"
+"""Label pair of a number that is a mean over label pairs"""
+
+
+class Contexts(NamedTuple):
+    """The prompts of one class pair that ask every word, in two halves with other contexts.
+
+    `words` are the words of the pair's first class, and as many of its second.
+    """
+
+    pair: str
+    words: tuple[str, ...]
+    halves: tuple[list[Encoded], list[Encoded]]
+
+    @property
+    def classes(self) -> list[str]:
+        """The two classes."""
+        return self.pair.split("/")
+
+
+def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
+    """Return the prompts that ask words, for each class pair.
+
+    The halves of a class pair differ in their lists of demonstrations and in their label pair.
+
+    Args:
+        design: Prompts of the settings.
+        n_pairs: Maximum number of class pairs.
+        n_words: Maximum number of words of a class.
+    """
+    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    if not label_pairs:
+        raise NotTestable("towers of words need labels that are no names of classes")
+    labels = {*"/".join([*read_label_pairs(("nonsense", "plain")), *label_pairs]).split("/")}
+    contexts = []
+    for i, pair in enumerate(design.class_pairs[:n_pairs]):
+        pools = {
+            cls: [text for text in design.texts[cls] if text not in labels]
+            for cls in pair.split("/")
+        }
+        n = min(n_words, *map(len, pools.values()))
+        words = {cls: spread_words(pool, n) for cls, pool in pools.items()}
+        halves = [
+            design.encode(
+                word_blocks(
+                    pair,
+                    words,
+                    design.template,
+                    label_pairs[(2 * i + half) % len(label_pairs)],
+                    [design.settings.seed, i, half],
+                )
+            )
+            for half in range(2)
+        ]
+        contexts.append(Contexts(pair, tuple(chain(*words.values())), (halves[0], halves[1])))
+    return contexts
+
+
+def tower_vectors(model: Model, contexts: Sequence[Contexts]) -> xr.Dataset:
+    """Compute mean queries and keys of words, and the mean inputs that they are made from.
+
+    Cost: one forward pass of each list of demonstrations and of each query. Memory: queries, keys
+    and inputs of all layers, for the prompts of half a class pair and for every word.
+
+    Args:
+        model: Any model.
+        contexts: Prompts of some class pairs.
+
+    Returns:
+        Dataset over (prompt, number), where `prompt` is a word, in the order of `contexts`. The
+        numbers of `query` are those of an array (half, layer, head, d_head), of `key` (half, layer,
+        kv_head, d_head), and of `asked_input` and `demonstrated_input` (half, layer, d_model): the
+        inputs of W_Q at the last position, and of W_K at labels. Queries are scaled. Queries and
+        keys are before rotation. Flat, because files round numbers of more dimensions.
+    """
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ASKED, *DEMONSTRATED)}
+    for one in contexts:
+        number, halves = {word: i for i, word in enumerate(one.words)}, []
+        for encoded in one.halves:
+            arrays = in_memory(partial(_vectors, model, encoded), MAX_TOKENS)
+            asked = [number[e.prompt.query] for e in encoded]
+            shown = [[number[d.text] for d in e.prompt.demonstrations] for e in encoded]
+            places = dict.fromkeys(ASKED, asked) | dict.fromkeys(DEMONSTRATED, shown)
+            halves.append({name: means_at(array, places[name]) for name, array in arrays.items()})
+        for name, of in parts.items():
+            of.append(np.stack([half[name] for half in halves], 1).reshape(len(number), -1))
+    return xr.Dataset(
+        {name: (("prompt", f"{name}_number"), np.concatenate(of)) for name, of in parts.items()}
+    )
+
+
+@torch.inference_mode()
+def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.ndarray]:
+    """Return vectors over (prompt, layer, ...), at labels over (prompt, label, layer, ...)."""
+    streams = stream_inputs(model, encoded, max_tokens)
+    parts: dict[str, list[np.ndarray]] = {}
+    for layer in range(model.n_layers):
+        last, labels = (
+            model.normed(layer, "attention", x[..., layer, :].to(model.device)) for x in streams
+        )
+        of_layer = {
+            "query": query_key.queries(model, layer, last),
+            "key": query_key.keys(model, layer, labels),
+            "asked_input": last,
+            "demonstrated_input": labels,
+        }
+        for name, vectors in of_layer.items():
+            parts.setdefault(name, []).append(widen(vectors).cpu().numpy())
+    return {name: np.stack(of, 2 if name in DEMONSTRATED else 1) for name, of in parts.items()}
+
+
+def means_at(values: np.ndarray, places: Any) -> np.ndarray:
+    """Return the mean of the values at each place.
+
+        >>> means_at(np.array([[1.0], [3.0], [5.0]]), [0, 1, 0])
+        array([[3.],
+               [3.]])
+
+    Args:
+        values: Over (*rows, ...).
+        places: Place of each row (*rows).
+    """
+    places = np.asarray(places)
+    is_there = (places.ravel() == np.arange(places.max() + 1)[:, None]).astype(float)
+    rows = values.reshape(places.size, -1).astype(float)
+    sums = is_there @ rows / is_there.sum(1, keepdims=True)
+    return sums.reshape(-1, *values.shape[places.ndim :])
+
+
+def distances_of(encoded: Prompts) -> Counter[int]:
+    """Return how often each distance from a label to the last position occurs.
+
+    Args:
+        encoded: Prompts.
+    """
+    return Counter(e.last - position for e in encoded for position in e.label_positions)
+
+
+def similarities(
+    model: Model,
+    layer: int,
+    query: Float[Tensor, "half asked head d_head"],
+    key: Float[Tensor, "half demonstrated kv_head d_head"],
+    distances: Mapping[int, int],
+) -> Float[Tensor, "way head asked demonstrated"]:
+    """Compute the scores of mean queries with mean keys of the other half.
+
+    A rotation depends only on the distance, so it is averaged over distances. It is linear, so all
+    of it is done to the query.
+
+    Args:
+        model: Any model.
+        layer: Layer of the heads.
+        query: Scaled mean queries before rotation.
+        key: Mean keys before rotation.
+        distances: Distance -> how often it occurs.
+
+    Returns:
+        Scores (nats) before a soft cap, for queries of the first half and of the second.
+    """
+    total = sum(distances.values())
+    turned = torch.zeros_like(query)
+    for distance, times in distances.items():
+        position = torch.tensor(distance, device=query.device)
+        turned += times / total * query_key.rotated(model, layer, query, position)
+    unturned = query_key.rotated(model, layer, key, torch.tensor(0, device=key.device))
+    keys = unturned[:, :, [model.value_head(head) for head in range(model.n_heads)]].flip(0)
+    return torch.einsum("iwhd,ivhd->ihwv", turned, keys)
+
+
+def input_cosines(
+    asked: Float[Tensor, "half word d_model"], demonstrated: Float[Tensor, "half word d_model"]
+) -> Float[Tensor, "way asked demonstrated"]:
+    """Compute cosines of a layer's inputs, each minus its mean over words, of different halves.
+
+    Args:
+        asked: Mean inputs of W_Q at the last position.
+        demonstrated: Mean inputs of W_K at labels.
+    """
+    first, second = (
+        torch.nn.functional.normalize(x - x.mean(1, keepdim=True), dim=-1)
+        for x in (asked, demonstrated.flip(0))
+    )
+    return first @ second.transpose(-1, -2)
+
+
+def word_towers(
+    model: Model,
+    contexts: Sequence[Contexts],
+    vectors: xr.Dataset,
+    shown: Mapping[str, Sequence[Head]],
+    selected: Mapping[str, Sequence[Head]],
+) -> xr.Dataset:
+    """Compute similarities of words by some heads, and their properties in every head.
+
+    Args:
+        model: Any model.
+        contexts: Prompts of some class pairs.
+        vectors: Their mean queries, keys and inputs (`tower_vectors`).
+        shown: Role -> heads whose similarities are kept.
+        selected: Class pair -> heads selected on other class pairs.
+
+    Returns:
+        Dataset of these variables. Similarities within a class are centred (`similarities`).
+
+        - `class_effect` (word_class, layer, head). Mean similarity of different words of the class
+          minus that of the other class of the pair (nats).
+        - `within_class_sd`, `reliability`, `symmetry` (word_class, layer, head). Standard deviation
+          of the similarities within the class (nats), their correlation in both ways (query of the
+          first half of the contexts with key of the second, and the reverse), and with their
+          transpose.
+        - `same_word_first`, `class_auc` (word_class, layer, head): see `similarities`.
+        - `input_symmetry`, `input_same_word_first`, `input_class_auc` (word_class, layer). The same
+          properties of the cosine of the layer's inputs.
+        - `within_class` (layer, head, word_pair). Mean of both directions of the centred similarity
+          of two words, in steps of `within_class_step` (layer, head; nats).
+        - `similarity` (selected_head, asked, demonstrated), in steps of `similarity_step` (nats).
+        - `embedding_similarity` (word_pair). Cosine of the mean input embeddings of both words.
+        - `tokens` (asked). Number of tokens of the word.
+        - `is_selected` (word_class, selected_head). Whether the head was selected on other class
+          pairs.
+        - `random_form_auc` (random_form, word_class): see `random_form_aucs`.
+    """
+    classes = [cls for one in contexts for cls in one.classes]
+    words = np.array([word for one in contexts for word in one.words])
+    of_pairs, of_classes = places_of_words(contexts)
+    distances = distances_of([e for one in contexts for half in one.halves for e in half])
+    kept = list(dict.fromkeys(head for heads in shown.values() for head in heads))
+    names = [str(head) for head in kept]
+    of_layers: dict[str, list[np.ndarray]] = {}
+    similarity = np.empty((len(kept), len(words), len(words)))
+    for layer in range(model.n_layers):
+        query, key, asked, demonstrated = vectors_of(model, vectors, layer)
+        ways = similarities(model, layer, query, key, distances).numpy()
+        cosines = input_cosines(asked, demonstrated).numpy()
+        of_layer = _properties(ways, of_pairs, of_classes) | {
+            f"input_{name}": values
+            for name, values in _properties(cosines, of_pairs, of_classes).items()
+            if name in ("symmetry", "same_word_first", "class_auc")
+        }
+        for name, values in of_layer.items():
+            of_layers.setdefault(name, []).append(values)
+        for i, head in enumerate(kept):
+            if head.layer == layer:
+                similarity[i] = ways[:, head.head].mean(0)
+    arrays: dict[str, Any] = {
+        name: (dims_of(name), np.stack(values)) for name, values in of_layers.items()
+    }
+    for name, values in (("similarity", similarity), ("within_class", arrays["within_class"][1])):
+        dims = ("selected_head", "asked", "demonstrated")
+        dims = dims if name == "similarity" else dims_of(name)
+        in_steps, step = steps(values, values.ndim - (2 if name == "similarity" else 1))
+        arrays[name] = dims, in_steps
+        arrays[f"{name}_step"] = dims[: step.ndim], step
+    embeddings, tokens = word_embeddings(model, contexts)
+    first, second = pairs_of_words(of_classes)
+    arrays["embedding_similarity"] = "word_pair", (embeddings[first] * embeddings[second]).sum(-1)
+    arrays["tokens"] = "asked", tokens
+    is_selected = [
+        [head in selected.get(one.pair, ()) for head in kept] for one in contexts for _ in range(2)
+    ]
+    arrays["is_selected"] = ("word_class", "selected_head"), np.array(is_selected, np.int8)
+    forms = random_form_aucs(model, contexts, vectors, selected)
+    arrays["random_form_auc"] = ("random_form", "word_class"), forms
+    class_of = np.repeat(classes, [len(places) for places in of_classes])
+    roles = [next(role for role, heads in shown.items() if head in heads) for head in kept]
+    return xr.Dataset(with_dims("word_towers", arrays)).assign_coords(
+        layer=range(model.n_layers),
+        head=range(model.n_heads),
+        word_class=classes,
+        class_pair=("word_class", [one.pair for one in contexts for _ in range(2)]),
+        label_pair=("word_class", [SEVERAL] * len(classes)),
+        words_in_class=("word_class", [len(places) for places in of_classes]),
+        asked=words,
+        demonstrated=words,
+        asked_class=("asked", class_of),
+        demonstrated_class=("demonstrated", class_of),
+        first_word=("word_pair", words[first]),
+        second_word=("word_pair", words[second]),
+        pair_class=("word_pair", class_of[first]),
+        selected_head=names,
+        role=("selected_head", roles),
+    )
+
+
+def dims_of(name: str) -> tuple[str, ...]:
+    """Return the dimensions of a property of heads, or of the inputs of layers.
+
+    Args:
+        name: Variable.
+    """
+    last = "word_pair" if name == "within_class" else "word_class"
+    return ("layer", last) if name.startswith("input_") else ("layer", "head", last)
+
+
+def vectors_of(model: Model, vectors: xr.Dataset, layer: int) -> list[Tensor]:
+    """Return the vectors of one layer, in float64.
+
+    Args:
+        model: Model of the vectors.
+        vectors: Result of `tower_vectors`.
+        layer: Layer.
+
+    Returns:
+        Queries (half, word, head, d_head), keys (half, word, kv_head, d_head), inputs at the last
+        position and at labels (half, word, d_model).
+    """
+    shapes = {
+        "query": (model.n_heads, model.d_head),
+        "key": (model.n_key_value_heads, model.d_head),
+        "asked_input": (-1,),
+        "demonstrated_input": (-1,),
+    }
+    return [
+        torch.from_numpy(
+            vectors[name].values.reshape(len(vectors[name]), 2, model.n_layers, *shape)[:, :, layer]
+        )
+        .double()
+        .transpose(0, 1)
+        for name, shape in shapes.items()
+    ]
+
+
+def places_of_words(contexts: Sequence[Contexts]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the places of the words of each class pair, and of each class.
+
+    Args:
+        contexts: Prompts of some class pairs, in the order of the words.
+    """
+    sizes = [len(one.words) for one in contexts]
+    pairs = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return pairs, [half for pair in pairs for half in np.split(pair, 2)]
+
+
+def pairs_of_words(of_classes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the first and of the second word of every pair of a class.
+
+    Args:
+        of_classes: Places of the words of each class.
+    """
+    pairs = [places[np.array(np.triu_indices(len(places), 1))] for places in of_classes]
+    first, second = np.concatenate(pairs, 1)
+    return first, second
+
+
+def _properties(
+    ways: np.ndarray, of_pairs: Sequence[np.ndarray], of_classes: Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the properties of similarities (way, ..., asked, demonstrated).
+
+    All are over (..., word_class), and `within_class` over (..., word_pair).
+    """
+    both, properties = ways.mean(0), {}
+    of_pair = [both[..., places[:, None], places] for places in of_pairs]
+    properties["class_effect"] = np.concatenate([*map(class_effects, of_pair)], -1)
+    properties["class_auc"] = np.concatenate([*map(class_auc, of_pair)], -1)
+    of_class: dict[str, list[np.ndarray]] = {}
+    within = []
+    for places in of_classes:
+        of_ways = ways[..., places[:, None], places]
+        rest = centred(of_ways)
+        mean_rest = rest.mean(0)
+        turned = mean_rest.swapaxes(-1, -2)
+        for name, values in (
+            ("within_class_sd", deviation(mean_rest)),
+            ("reliability", correlation(*rest)),
+            ("symmetry", correlation(mean_rest, turned)),
+            ("same_word_first", same_word_first(of_ways.mean(0))),
+        ):
+            of_class.setdefault(name, []).append(values)
+        within.append(((mean_rest + turned) / 2)[..., *np.triu_indices(len(places), 1)])
+    properties |= {name: np.stack(values, -1) for name, values in of_class.items()}
+    properties["within_class"] = np.concatenate(within, -1)
+    return properties
+
+
+def steps(values: np.ndarray, n_kept: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return values as whole numbers of steps, in one byte each.
+
+        >>> steps(np.array([[-2.0, 0.5]]), 1)
+        (array([[-127,   32]], dtype=int8), array([0.01574803]))
+
+    Args:
+        values: Over (*kept, ...).
+        n_kept: Number of dimensions that have a step of their own.
+
+    Returns:
+        Numbers of steps, and the size of a step (*kept).
+    """
+    largest = abs(values).max(tuple(range(n_kept, values.ndim)), keepdims=True)
+    step = np.where(largest > 0, largest, 1.0) / STEPS
+    return np.rint(values / step).astype(np.int8), step.reshape(values.shape[:n_kept])
+
+
+def word_embeddings(model: Model, contexts: Sequence[Contexts]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean input embedding of the tokens of each asked word, and their number.
+
+    Args:
+        model: Any model.
+        contexts: Prompts of some class pairs.
+
+    Returns:
+        Embeddings of length 1 (word, d_model), and numbers of tokens (word).
+    """
+    weight = model.hf.get_input_embeddings().weight
+    embeddings, tokens = [], []
+    for one in contexts:
+        asked = {e.prompt.query: e for e in one.halves[0]}
+        for word in one.words:
+            e = asked[word]
+            ids = torch.tensor(e.ids[slice(*e.query_span)], device=weight.device)
+            embeddings.append(weight[ids].double().mean(0).cpu())
+            tokens.append(len(ids))
+    unit = torch.nn.functional.normalize(torch.stack(embeddings), dim=-1)
+    return unit.numpy(), np.array(tokens, np.int8)
+
+
+def random_form_aucs(
+    model: Model,
+    contexts: Sequence[Contexts],
+    vectors: xr.Dataset,
+    selected: Mapping[str, Sequence[Head]],
+) -> np.ndarray:
+    """Return `class_auc` of random symmetric forms with the singular values of selected heads.
+
+    A form multiplies two inputs in a random subspace, with weights that are the singular values of
+    the head's W_Q^T W_K (without a norm of queries and keys). It compares inputs without having
+    learned what to compare.
+
+    Args:
+        model: Any model.
+        contexts: Prompts of some class pairs.
+        vectors: Result of `tower_vectors`.
+        selected: Class pair -> heads.
+
+    Returns:
+        Over (random_form, word_class), means over the heads; missing where no head was selected.
+    """
+    aucs = np.full((FORMS, len(contexts), 2), np.nan)
+    forms = [random_subspace(model.d_model, model.d_head, i) for i in range(FORMS)]
+    for i, (one, places) in enumerate(zip(contexts, places_of_words(contexts)[0], strict=True)):
+        of_heads = []
+        for head in selected.get(one.pair, ()):
+            _, _, asked, demonstrated = vectors_of(model, vectors.isel(prompt=places), head.layer)
+            values = singular_values(model, head)
+            of_forms = []
+            for form in forms:
+                first, second = asked @ form, demonstrated.flip(0) @ form
+                size = values[: form.shape[1]]
+                both = torch.einsum("iwk,k,ivk->wv", first, size, second)
+                of_forms.append(class_auc(both.numpy()))
+            of_heads.append(of_forms)
+        if of_heads:
+            aucs[:, i] = np.mean(of_heads, 0)
+    return aucs.reshape(FORMS, -1)
+
+
+def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d"]:
+    """Return random orthonormal columns.
+
+    Args:
+        d_model: Number of rows.
+        d: Number of columns, at most d_model.
+        seed: Seed of the draw.
+    """
+    normal = np.random.default_rng([0, 75, seed]).normal(size=(d_model, min(d, d_model)))
+    return torch.from_numpy(np.linalg.qr(normal)[0])
+
+
+def singular_values(model: Model, head: Head) -> Float[Tensor, "d_head"]:
+    """Return the singular values of a head's W_Q^T W_K, largest first.
+
+    Args:
+        model: Any model.
+        head: Head.
+    """
+    query, key = (model.projection(head.layer, which)[0].double().cpu() for which in (0, 1))
+    # The triangles of both matrices have the same product of singular values.
+    first, second = (
+        torch.linalg.qr(weight.T)[1]
+        for weight in (query[head.head], key[model.value_head(head.head)])
+    )
+    return torch.linalg.svdvals(first @ second.T)
+
+
+def cross_fit_heads(pipeline: Pipeline, pairs: Sequence[str]) -> dict[str, list[Head]]:
+    """Return for each class pair the heads by attention that other class pairs select.
+
+    Args:
+        pipeline: Pipeline of the model.
+        pairs: Class pairs.
+    """
+    selection = select_labels(pipeline.measured("selection"), "arbitrary")
+    coordinates = {
+        "class_pair": ("prompt", list(pairs)),
+        "label_pair": ("prompt", [SEVERAL] * len(pairs)),
+    }
+    target = xr.DataArray(np.zeros(len(pairs)), dims="prompt", coords=coordinates)
+    selected: dict[str, list[Head]] = {}
+    for selecting, evaluating in head_selection.cross_fit_splits(selection, target):
+        heads = (
+            head_selection.head_sets(selecting, pipeline.settings.top_k)[BY_ATTENTION]
+            if selecting.sizes["prompt"]
+            else []
+        )
+        selected |= dict.fromkeys(evaluating["class_pair"].values.tolist(), heads)
+    return selected
+
+
+def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> list[Head]:
+    """Return the heads with most attention on labels among those that prefer no class.
+
+    Args:
+        selection: Measurement "selection" of the model.
+        k: Number of heads.
+        taken: Heads to leave out.
+    """
+    on_labels = selection["attention"].sum("demonstration").mean("prompt")
+    preference = abs(head_selection.rankings(selection)["attention difference"])
+    none = on_labels.where(preference < head_selection.MIN_ATTENTION_DIFFERENCE, -1.0)
+    heads = head_selection.top_heads(none, k + len(taken))
+    return [head for head in heads if head not in taken][:k]
+
+
+def _word_towers(pipeline: Pipeline) -> xr.Dataset:
+    """Measure similarities of words by the queries and keys of every head.
+
+    Each word of up to eight class pairs is asked in four prompts: up to 20 words of a class, or a
+    fifth of the number of evaluation blocks. An included model is asked all of them.
+    """
+    settings, design = pipeline.settings, pipeline.design
+    if settings.suite != "words":
+        raise NotTestable("towers of words need words as texts")
+    by_attention = pipeline.head_sets[BY_ATTENTION]
+    if not by_attention:
+        raise NotTestable("no head attends more to labels of the query's class")
+    n_words = max(design.template.k + 2, settings.evaluation_blocks // BLOCKS_PER_WORD)
+    if settings.model in included_models():
+        n_words = WORDS
+    contexts = contexts_of(design, CLASS_PAIRS, min(n_words, WORDS))
+    recipe = Recipe(tower_vectors, contexts, part=1)
+    vectors = pipeline.make("word_towers", recipe)
+    selected = cross_fit_heads(pipeline, [one.pair for one in contexts])
+    chosen = [*by_attention, *(head for heads in selected.values() for head in heads)]
+    shown = {BY_ATTENTION: list(dict.fromkeys(chosen))}
+    attending = without_preference(pipeline.measured("selection"), OTHERS, shown[BY_ATTENTION])
+    shown["as much attention"] = attending
+    random = random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION][0]
+    taken = {*shown[BY_ATTENTION], *attending}
+    shown["other"] = [head for head in random if head not in taken]
+    return word_towers(pipeline.model, contexts, vectors, shown, selected)

@@ -1,0 +1,104 @@
+"""Prompts that ask and show every word of two classes equally often, for similarities of words.
+
+    >>> words = {"animal": ["dog", "cat", "cow"], "country": ["italy", "spain", "peru"]}
+    >>> prompts = word_blocks("animal/country", words, Template(1, "space"), "foo/bar", seed=0)
+    >>> len(prompts), {prompt.query for prompt in prompts} == {*words["animal"], *words["country"]}
+    (12, True)
+
+A block asks up to k words of each class, each after the same two lists of demonstrations. A list is
+shown under both assignments of the labels, in an order and in its mirror. So neither a query nor a
+demonstration tells which label is right, or which place the right label has. The prompts of a block
+have four beginnings, which need to be run only once (`model.prefixes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from twotowers.errors import TwoTowersError
+from twotowers.settings import SEPARATORS, Template
+
+from towerlab.prompts.prompt import Demonstration, Prompt
+
+
+def spread_words(words: Sequence[str], n: int) -> list[str]:
+    """Return n words, evenly spread over a list, or all of a shorter list.
+
+        >>> spread_words(["a", "b", "c", "d", "e"], 3)
+        ['a', 'c', 'e']
+
+    Args:
+        words: Words.
+        n: Number of words.
+    """
+    places = np.linspace(0, len(words) - 1, min(n, len(words)))
+    return [words[round(place)] for place in places]
+
+
+def word_blocks(
+    pair: str,
+    words: Mapping[str, Sequence[str]],
+    template: Template,
+    label_pair: str,
+    seed: int | Sequence[int],
+) -> list[Prompt]:
+    """Return blocks in which each word of two classes is asked twice.
+
+    Every list of demonstrations has the words that were shown least often so far.
+
+    Args:
+        pair: Class pair.
+        words: Class -> words, equally many for both classes.
+        template: Template.
+        label_pair: Two labels with a slash between them.
+        seed: Seed of the draw.
+
+    Returns:
+        Prompts, four for each block.
+
+    Raises:
+        TwoTowersError: If a class has too few words.
+    """
+    classes, labels, k = pair.split("/"), label_pair.split("/"), template.k
+    if (n := min(len(words[cls]) for cls in classes)) < k + 1:
+        raise TwoTowersError(
+            f"too few words of the class pair '{pair}': expected {k + 1} of each class, got {n}; "
+            "choose a smaller k, or add words"
+        )
+    rng, shown = np.random.default_rng(seed), Counter[str]()
+
+    def drawn(asked: Sequence[str]) -> dict[str, list[str]]:
+        lists = {}
+        for cls in classes:
+            pool = rng.permutation([word for word in words[cls] if word not in asked]).tolist()
+            lists[cls] = sorted(pool, key=shown.__getitem__)[:k]
+            shown.update(lists[cls])
+        return lists
+
+    prompts = []
+    n_blocks = math.ceil(n / min(k, n - k))
+    asked_words = [np.array_split(rng.permutation(words[cls]), n_blocks) for cls in classes]
+    for block, asked in enumerate(zip(*asked_words, strict=True)):
+        queries = [(c, i, query) for c in range(2) for i, query in enumerate(asked[c].tolist())]
+        order = rng.permutation(np.repeat([False, True], k))
+        both = [drawn([query for *_, query in queries]) for _ in range(2)]
+        for c, i, query in queries:
+            for j, lists in enumerate(both):
+                # Each word is asked once this way and once with order and labels exchanged.
+                is_mirror = (c + i + j) % 2 == 1
+                label = dict(zip(classes, labels[::-1] if is_mirror else labels, strict=True))
+                unused = {cls: iter(lists[cls]) for cls in classes}
+                in_order = np.where(order ^ is_mirror, *classes).tolist()
+                shown_words = [
+                    Demonstration(next(unused[cls]), label[cls], cls) for cls in in_order
+                ]
+                true, cls, separator = label[classes[c]], classes[c], template.separator
+                prompts.append(
+                    Prompt(
+                        shown_words, query, true, labels, cls, pair, SEPARATORS[separator], block
+                    )
+                )
+    return prompts
