@@ -150,7 +150,8 @@ class Model:
             values: Over (prompt,) if the claim names no heads. Otherwise over (head_set, prompt),
                 measured for named sets; or over (prompt, layer, head), measured for single heads.
                 In the last case the claim is cross-fit, and random sets are drawn here.
-            control: The same values of random sets, over (head_set, random_set, prompt).
+            control: The same values of random sets, over (head_set, random_set, prompt). Values of
+                random forms have no head_set.
 
         Returns:
             Values over (prompt,), and a control over (random_set, prompt) or None.
@@ -175,7 +176,10 @@ class Model:
             raise TwoTowersError(
                 f"wrong control '{kind}': expected '{expected}'; change control= or data/claims.csv"
             )
-        return self._cross_fit(claim, values) if is_single else (values, control)
+        if not is_single:
+            return values, control
+        of_heads, drawn = self._cross_fit(claim, values)
+        return of_heads, drawn if control is None else control
 
     def _of_set(self, name: str, values: xr.DataArray) -> xr.DataArray:
         """Return the values of a named set."""
@@ -322,10 +326,11 @@ class Chapter(Measurements):
         if claim.id != LEARNED:
             model.check_learned()
         effect, control = model.select(claim, values, random)
-        if control is not None and random is not None and claim.heads in self.sets[name]:
+        are_sets = random is not None and "random sets" in claim.control
+        if control is not None and are_sets and claim.heads in self.sets[name]:
             # The measurement drew its random sets like this, so their names are drawn again. With
             # directions, the first half are sets of heads.
-            n_sets = random.sizes["random_set"]
+            n_sets = control.sizes["random_set"]
             n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
             sets = model.draw_random_sets(self.sets[name][claim.heads], n_drawn)
             names = [*map(sorted, sets), *range(n_drawn, n_sets)]

@@ -82,7 +82,7 @@ class Claim(Statement):
         null_value: Value that the effect must exceed.
         smallest_effect: Smallest effect of interest, in `unit`. It is empty if it is a share of the
             model's logit difference (`evidence.SMALLEST_EFFECT_RATIO`).
-        unit: Unit of the effect.
+        unit: Unit of the effect. SD is a standard deviation.
         heads: Set of heads that is judged, of `head_selection` or of the ablations. It is empty for
             a claim without a set.
         control: Control that the effect must exceed.
@@ -92,12 +92,12 @@ class Claim(Statement):
     measure: Text
     null_value: float
     smallest_effect: Optional
-    unit: Literal["nats", "share", "words of ten"]
+    unit: Literal["nats", "share", "words of ten", "SD", "correlation"]
     heads: Literal[
         "", "by attribution", "by written logit difference", "by attention", "by increase",
         "paper's twelve", "1% of the heads",
     ]  # fmt: skip
-    control: Literal["random sets", "random sets and directions", "none"]
+    control: Literal["random sets", "random sets and directions", "random forms", "none"]
     rule: Text
     seen: Text
 

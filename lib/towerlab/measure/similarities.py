@@ -7,8 +7,8 @@ left is *centred*. So neither the class nor the general attraction of a word cou
     >>> same = np.array([[9.0, 1.0, 2.0], [1.0, 9.0, 4.0], [2.0, 4.0, 9.0]])
     >>> bool(np.allclose(centred(same), 0))              # three words leave nothing
     True
-    >>> same_word_first(same)
-    array(1.)
+    >>> float(same_word_first(same))
+    1.0
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ not only tell two classes apart.
     >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=1, separator="space"))
     >>> contexts = contexts_of(pipeline.design, n_pairs=2, n_words=4)
     >>> vectors = tower_vectors(pipeline.model, contexts)
-    >>> data = word_towers(pipeline.model, contexts, vectors, {"all": [Head(3, 1)]})
+    >>> data = word_towers(pipeline.model, contexts, vectors, {"all": [Head(3, 1)]}, {})
     >>> dict(data["similarity"].sizes)
     {'selected_head': 1, 'asked': 16, 'demonstrated': 16}
 """
