@@ -28,9 +28,9 @@ from towerlab.model import loading
 from towerlab.progress import say
 from twotowers import claims, evidence, files
 from twotowers.errors import TwoTowersError
-from twotowers.paths import book_folder, chapter_number, data_folder
+from twotowers.paths import book_folder, chapter_names, data_folder
 from twotowers.settings import Settings
-from twotowers.tables import read_csv
+from twotowers.tables import read_csv, read_text
 
 COLUMNS = [
     "claim",
@@ -65,14 +65,9 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
             f"unknown chapter '{min(unknown)}': expected some of {','.join(sorted(judging))}"
         )
     judging &= {*only} or judging
-    names = [
-        path
-        for path in sorted(book_folder().glob("*-*.ipynb"))
-        if chapter_number(path.stem) in judging
-    ]
-    about = {
-        path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names
-    }
+    names = sorted(name for number, name in chapter_names().items() if number in judging)
+    notebooks = {name: read_text(book_folder() / f"{name}.ipynb") for name in names}
+    about = {name: json.loads(text)["metadata"]["twotowers"] for name, text in notebooks.items()}
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
 
 

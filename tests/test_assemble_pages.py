@@ -1,12 +1,14 @@
 """No text from outside becomes markup or a script on a page."""
 
 import json
+from pathlib import Path
 
 import altair as alt
 import assemble_pages
 import launch
 import pandas as pd
 import pytest
+import tiny_book
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +73,20 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     table = pages.verdict_table(pd.DataFrame(rows), {claim.id: claim}).data
     html = MarkdownIt().enable("table").render(table)
     assert not {"script", "img", "svg", "noscript"} & set(Page(html).tags)
+
+
+def test_what_other_programs_leave_beside_the_sources_is_no_source(tmp_path):
+    """K4: checkpoints of JupyterLab, and what macOS adds on some disks."""
+    home = tiny_book.make(tmp_path / "book")
+    assemble_pages.assemble_pages(home, tmp_path / "before")
+    for folder in ("book", "book/_page", "book/_ext"):
+        (home / folder / ".ipynb_checkpoints").mkdir()
+        (home / folder / ".ipynb_checkpoints/book-checkpoint.css").write_text("a { }")
+        (home / folder / "._book.css").write_bytes(b"\x00\x05\x16\x07")
+    assemble_pages.assemble_pages(home, tmp_path / "after")
+    before, after = ({path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}
+                     for name in ("before", "after"))  # fmt: skip
+    assert before == after and Path("book/_page/book.css") in after
 
 
 def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_path):

@@ -91,6 +91,7 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeyp
             made_of = json.loads(data.attrs["identity"])
             versions = {part: version + stale for part, version in made_of["versions"].items()}
             data.attrs["identity"] = json.dumps({**made_of, "versions": versions})
+            data.attrs["model"] = name
             data.to_netcdf(path)
     names = [model["name"] for model in models_of(explorer.script(tmp_path))]
     assert names == [*PRECOMPUTED, "mine"]

@@ -69,6 +69,23 @@ def test_a_file_of_other_versions_or_another_form_is_named_and_left_out(home, no
     )
 
 
+def test_a_copy_beside_measurements_is_no_measurement(home, notes):
+    """K4: of a file, of a folder, and what macOS adds on some disks."""
+    folder = copied(home / "data/measurements/someone", ("templates", "selection"))
+    expected = {("someone", "words", name) for name in ("templates", "selection")}
+    shutil.copy(folder / "words/templates.nc", folder / "words/templates (copy).nc")
+    shutil.copytree(folder / "words", folder / "words (copy)")
+    (folder / "words/._selection.nc").write_bytes(b"\x00\x05\x16\x07")
+    (folder / "._words").write_bytes(b"\x00\x05\x16\x07")
+    assert {*files.precomputed_files()} == expected
+    (folder.parent / "empty").mkdir()
+    assert files.precomputed_fingerprint("empty") is None
+    assert files.precomputed_fingerprint("someone").startswith(SMOLLM2.name)
+    shutil.copytree(folder, folder.parent / "someone (copy)")
+    assert [*book.open({"model": "someone"}).measured("templates")] == ["someone"]
+    assert len(notes) == 1 and "got templates of someone (words); remove this copy" in notes[0]
+
+
 @pytest.fixture(scope="module")
 def papers_only(tmp_path_factory):
     """A home with two models: SmolLM2, and one that has the paper's own measurements only."""

@@ -176,6 +176,17 @@ def page(home: Path, source: Path) -> bytes:
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files of a folder, without subfolders and hidden files of other programs.
+
+    Args:
+        folder: Folder.
+        pattern: Pattern of their names.
+    """
+    visible = (path for path in folder.glob(pattern) if not path.name.startswith("."))
+    return sorted(path for path in visible if path.is_file())
+
+
 def assemble_pages(home: Path, target: Path) -> None:
     """Write all sources of Sphinx into a folder, and remove old ones.
 
@@ -192,9 +203,9 @@ def assemble_pages(home: Path, target: Path) -> None:
         else:
             contents[f"{name}.md"] = launch.links(markdown.read_text("utf8")).encode()
     for source in (
-        *(home / "book").glob("*.svg"),
-        *(home / "book/_ext").glob("*.py"),
-        *(home / "book/_page").iterdir(),
+        *files_in(home / "book", "*.svg"),
+        *files_in(home / "book/_ext", "*.py"),
+        *files_in(home / "book/_page"),
     ):
         contents[source.relative_to(home).as_posix()] = source.read_bytes()
     pictures = {

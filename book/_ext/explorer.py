@@ -61,21 +61,25 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
     def read(name: str) -> xr.Dataset | None:
         path = folder / model / suite / f"{name}.nc"
-        data = files.open_precomputed(model, suite, name)
-        if data is None and path.is_file():
-            try:
-                data = files.load(path)
-            except TwoTowersError:  # a file of older code
-                return None
-            made_with = json.loads(data.attrs["identity"])
-            now = cache.text_digest(suite), catalogue.versions(name)
-            if (made_with["texts"], made_with["versions"]) != now:
-                return None
+        try:
+            data = files.open_precomputed(model, suite, name)
+            if data is None and path.is_file():
+                data = _current(files.load(path), model, suite, name)
+        except TwoTowersError:  # a file of older code, or a copy
+            return None
         if data is None or catalogue.NOT_TESTABLE in data.attrs:
             return None
         return files.select_labels(data, "arbitrary")
 
     return read
+
+
+def _current(data: xr.Dataset, model: str, suite: str, name: str) -> xr.Dataset | None:
+    """Return a measurement if it is of this model, and of current texts and code, or None."""
+    made_with = json.loads(data.attrs["identity"])
+    made = data.attrs["model"], made_with["texts"], made_with["versions"]
+    now = model, cache.text_digest(suite), catalogue.versions(name)
+    return data if made == now else None
 
 
 def _effect_columns(effects: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:

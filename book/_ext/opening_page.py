@@ -22,7 +22,7 @@ import yaml
 from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
 from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
-from twotowers import claims, evidence, pages
+from twotowers import claims, evidence, files, pages
 from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
@@ -320,9 +320,7 @@ def _byline() -> str:
     """Return authors, version, and the date of the last measurement that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
-    day = max(
-        xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/*.nc")
-    )
+    day = max(xr.open_dataset(file).attrs["date"] for file in files.precomputed_files().values())
     return (
         f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
     )

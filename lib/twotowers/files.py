@@ -15,6 +15,7 @@ precomputed file is valid if its versions are current.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -23,11 +24,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import xarray as xr
 
-from twotowers.catalogue import fault, row_of, versions
+from twotowers.catalogue import catalogue, fault, row_of, versions
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -229,8 +230,23 @@ def precomputed_fingerprint(model: str) -> str | None:
     Args:
         model: Name of the model.
     """
-    folder = precomputed_models().get(model)
-    return str(read(next(folder.glob("*/*.nc"))).attrs["fingerprint"]) if folder else None
+    paths = [path for (of_model, *_), path in precomputed_files().items() if of_model == model]
+    return str(read(paths[0]).attrs["fingerprint"]) if paths else None
+
+
+def precomputed_files() -> dict[tuple[str, str, str], Path]:
+    """Return every file of a precomputed measurement by model, suite and measurement.
+
+    Whatever else is in these folders, such as a copy under another name, is not among them.
+    """
+    found = {}
+    suites = get_args(Settings.model_fields["suite"].annotation)
+    for model, folder in precomputed_models().items():
+        for suite, name in itertools.product(suites, catalogue()):
+            path = folder / suite / f"{name}.nc"
+            if path.is_file():
+                found[model, suite, name] = path
+    return found
 
 
 def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
@@ -242,12 +258,18 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
         name: Measurement.
 
     Raises:
-        TwoTowersError: If the file cannot be read, or was made by older code.
+        TwoTowersError: If the file cannot be read, is a copy of another, or was made by older code.
     """
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
     data = load(path)
+    made = tuple(data.attrs[key] for key in ("model", "suite", "measurement"))
+    if made != (model, suite, name):
+        raise TwoTowersError(
+            f"cannot use '{path}': expected {name} of {model} ({suite}), and got {made[2]} of "
+            f"{made[0]} ({made[1]}); remove this copy"
+        )
     if json.loads(data.attrs["identity"])["versions"] != versions(name):
         raise TwoTowersError(
             f"cannot use '{path}': expected the current versions of the code; run `twotowers "

@@ -18,7 +18,7 @@ from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
 from twotowers.claims import PaperResult, Statement
-from twotowers.paths import book_folder, chapter_number
+from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
 
 
@@ -63,7 +63,7 @@ def verdict_table(
         statements: Claims or results of the paper by id, in the order of the lines.
         numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
-    chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    chapters = chapter_names()
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row.claim, row.model): row for row in rows.itertuples()}
     titles = ["statement", *(escape(shown_name(model)) for model in models)]

@@ -67,6 +67,15 @@ def chapter_number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
+def chapter_names() -> dict[str, str]:
+    """Return the file name of every chapter, without its extension, by its number.
+
+    The shortest name counts, because a copy next to a chapter has a longer one.
+    """
+    stems = (path.stem for path in book_folder().glob("[0-9]*-*.ipynb"))
+    return {chapter_number(stem): stem for stem in sorted(stems, key=len, reverse=True)}
+
+
 def included_models() -> dict[str, Path]:
     """Return the folder of every included model by name.
 
