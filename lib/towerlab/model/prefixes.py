@@ -8,7 +8,7 @@
     >>> prompts = word_blocks("animal/country", words, Template(1, "space"), "foo/bar", seed=0)
     >>> inputs = stream_inputs(model, model.encode(prompts))
     >>> inputs.last.shape, inputs.labels.shape  # (prompt, layer, d_model), (prompt, label, ...)
-    (torch.Size([12, 4, 128]), torch.Size([12, 2, 4, 128]))
+    (torch.Size([12, 4, 96]), torch.Size([12, 2, 4, 96]))
 
 The beginning of a prompt ends with its last label. Attention is causal, so the beginning does not
 depend on the query, and its keys and values serve all queries that follow it.
