@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from tags import Page
-from twotowers import pages
+from twotowers import pages, strips
 from twotowers.claims import Claim
 from twotowers.evidence import verdict_row
 from twotowers.figures import VEGA
@@ -67,9 +67,11 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
         **dict.fromkeys(Claim.model_fields, text)
         | {"id": "a-b", "null_value": 0.0, "smallest_effect": None}
     )
-    rows = [verdict_row(claim, model, text, text)]
-    tags = {"div", "p", "ul", "li", "b", "details", "summary"}
-    assert set(Page(pages.sentence(claim, rows, "Prompts", text)).tags) <= tags
+    rows = [verdict_row(claim, model, text, text, effect=0.5)]
+    tags = {"div", "p", "ul", "li", "b", "details", "summary", "br"}
+    tags |= {"table", "thead", "tbody", "tfoot", "tr", "th", "td", "svg", "title", "rect", "circle"}
+    html = strips.block(claim, rows, "Prompts", text)
+    assert set(Page(html).tags) <= tags | {"line", "text"}
     table = pages.verdict_table(pd.DataFrame(rows), {claim.id: claim}).data
     html = MarkdownIt().enable("table").render(table)
     assert not {"script", "img", "svg", "noscript"} & set(Page(html).tags)
@@ -108,3 +110,13 @@ def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_p
     assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": note}
     folded = ["hide-input" in cell["metadata"]["tags"] for cell in page["cells"]]
     assert folded == [True, True, False] and not page["metadata"]
+
+
+def test_the_name_of_a_figure_is_at_its_top(tmp_path):
+    caption = '<p class="caption" id="fig-2-1"><b>Figure 2.1.</b> Bars.</p>'
+    shown = [{"data": {"text/html": html}} for html in ("<table></table>", caption, "<p>After</p>")]
+    cell = {"cell_type": "code", "metadata": {}, "source": "", "outputs": shown}
+    made = assemble_pages.prepare_notebook({"metadata": {}, "cells": [cell]}, tmp_path, "n.ipynb")
+    table, below, after = (out["data"]["text/html"] for out in made["cells"][0]["outputs"])
+    assert table == '<div class="figure-top" id="fig-2-1"></div><table></table>'
+    assert below == caption.replace(' id="fig-2-1"', "") and after == "<p>After</p>"

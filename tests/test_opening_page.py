@@ -1,10 +1,13 @@
 """What the first screen is put together from; how it looks and works is in tests/test_pages.py."""
 
+import math
 import re
 
 import opening_page
 import pandas as pd
 import pytest
+import verdict_map
+import xarray as xr
 from twotowers import claims
 
 
@@ -16,9 +19,12 @@ def rows():
 
 
 def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
-    assert all(opening_page.sentences(rows)) and len(opening_page.sentences(rows)) == 3
+    told = opening_page.sentences(rows)
+    assert [*told] == ["word prompts", "exchange-query", "texts-shallow", "product"]
+    assert all(told.values())
     moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == "product", claims.UNDECIDED))
-    assert [bool(text) for text in opening_page.sentences(moved)] == [True, True, False]
+    gone = [name for name, text in opening_page.sentences(moved).items() if not text]
+    assert gone == ["product"]
 
 
 @pytest.fixture
@@ -40,33 +46,46 @@ def judged(rows, monkeypatch):
         ]
     ).assign(mark=lambda of: of["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION}))
     monkeypatch.setattr(
-        opening_page.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
+        verdict_map.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
     )
     return results
 
 
-def test_findings_are_counted_over_the_models_that_were_asked(judged, tmp_path):
-    text = re.sub("<[^>]*>", "", opening_page.findings(tmp_path))
-    assert "4 of 7 tests of 4 results of the paper agree; random heads agree in 1" in text
-    assert "1 of the 4 are of models that fail" in text and "nearest label (1)" in text
-    assert "1 agree fully in no model" in text
-    assert "New, as far as we know, in 5 of 5 models: not only attention scores" in text
+def test_results_are_counted_over_the_models_that_were_asked(judged, rows, tmp_path):
+    text = re.sub("<[^>]*>", "", opening_page.cards(tmp_path, rows.assign(effect=math.nan)))
+    assert "Of 7 tests of 4 results of the paper, 4 agree. In 1 of these random heads agree" in text
+    assert "and 1 are of models that fail the task" in text
+
+
+def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
+    right = {"as it is": 1, "labels exchanged": 1, "true first": 0}
+    names = [*right, "true first, labels exchanged"]
+    nats = [[1.0 if right.get(name) else -1.0] * 3 + [1.0] for name in names]
+    file = tmp_path / "measurements/mini-gpt2/words/paper_changes.nc"
+    file.parent.mkdir(parents=True)
+    changes = {"logit_difference": (("change", "prompt"), nats)}
+    xr.Dataset(changes, {"change": names}).to_netcdf(file)
+    rates = opening_page.accuracies(tmp_path).loc["mini-gpt2"]
+    assert rates.to_dict() == {"first": 0.25, "last": 1.0}
+    table = opening_page.catch(tmp_path, rows.assign(mark=claims.BY_POSITION))
+    assert "mini-gpt2: 100% right labels last, 25% first" in table
+    assert table.count("<tr>") - 1 == len(rows[rows["claim"] == "word prompts"])
 
 
 def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):
     def summary():
-        return re.sub("<[^>]*>", "", opening_page.summary(opening_page.tests(tmp_path)))
+        return re.sub("<[^>]*>", "", verdict_map.summary(verdict_map.tests(tmp_path)))
 
     assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree without a test" in summary()
     assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
-    assert "Stable in every model: figure 6, table 2. Results that agree fully and" in summary()
+    assert "where that was tested: figure 6, table 2. Results that agree fully and" in summary()
     assert "random heads in no model: figure 9, table 1." in summary()
     judged.loc[judged["claim"] == "figure 6", "stability"] = 0.9
-    assert "Stable in every model: table 2." in summary()
+    assert "where that was tested: table 2." in summary()
 
 
 def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):
-    html = opening_page.picture(tmp_path)
+    html = verdict_map.drawn(tmp_path)
     assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
-    assert 'class="verdict agrees-not-specific" href="figure-by-figure.html#row-figure-9"' in html
+    assert 'class="verdict agrees-not-specific" href="#row-figure-9"' in html
     assert html.count("<td><a") == 8 and "figure 22" not in html

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, head_selection, intervals, pages, strips
+from twotowers import book, claims, evidence, head_selection, intervals, strips
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head, head_coordinates
 
@@ -197,7 +197,7 @@ def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
     row = evidence.verdict_row(result, "a", result.judge(value), "words", effect=value)
     pd.DataFrame([row]).to_csv(folder / "4.csv", index=False)
     evidence_of("figure-by-figure", monkeypatch, folder)
-    table = pages.verdict_table(
-        evidence.read(folder, claims.paper_results()), claims.paper_results()
-    ).data
-    assert '<a id="row-figure-6"></a>{index}`!figure 6`' in table and ">not run<" in table
+    results, judged = claims.paper_results(), evidence.read(folder, claims.paper_results())
+    entry = strips.entry(result, [*judged.itertuples()])
+    assert 'id="row-figure-6"' in entry and "{index}`!figure 6`" in entry
+    assert "Not run: " in strips.entry(results["figure 23"], [])

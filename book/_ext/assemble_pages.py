@@ -6,6 +6,7 @@ Files are written only if they differ, so that Sphinx reads only changed files a
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from html import escape
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import launch
 import opening_page
+import verdict_map
 import yaml
 from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
 
 # An empty corner of a table, which is no header
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
+CAPTION = re.compile(r'<p class="caption" id="(fig-[\w-]+)">')
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = (
@@ -124,7 +127,23 @@ def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
                 output["data"] = {"text/markdown": launch.links(RUN_LIVE.format(name))}
             elif html := "".join(data.get("text/html", "")):
                 data["text/html"] = EMPTY_HEADER.sub(r"<td\1></td>", html)
+        move_names_up(outputs)
     return notebook
+
+
+def move_names_up(outputs: list[dict]) -> None:
+    """Move the name of each figure from its caption to its top, where links to it then lead.
+
+    Args:
+        outputs: Outputs of a cell.
+    """
+    for shown, caption in itertools.pairwise(outputs):
+        html = caption.get("data", {}).get("text/html", "")
+        name = CAPTION.search(html)
+        if name and "text/html" in shown.get("data", {}):
+            top = f'<div class="figure-top" id="{name[1]}"></div>'
+            shown["data"]["text/html"] = top + shown["data"]["text/html"]
+            caption["data"]["text/html"] = html.replace(f' id="{name[1]}"', "")
 
 
 def drawing(svg: str, parts: str) -> str:
@@ -167,7 +186,9 @@ def page(home: Path, source: Path) -> bytes:
     words = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     for cell in words:
         text = launch.links(MAP.sub(draw, "".join(cell["source"])))
-        cell["source"] = opening_page.MARK.sub(lambda _: opening_page.drawn(home / "_build"), text)
+        for module in (opening_page, verdict_map):
+            text = module.MARK.sub(lambda _, made=module: made.drawn(home / "_build"), text)
+        cell["source"] = text
     if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         why = code(failure(home / f"_build/log/{source.stem}.txt"))

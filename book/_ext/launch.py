@@ -14,6 +14,7 @@ from pathlib import Path
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
 BRANCH = "main"  # the branch whose pages .github/workflows/book.yml publishes
 MARK = re.compile(r"<!-- open (\S+) -->")
+ADDRESS = "<!-- repository -->"
 
 
 def repository() -> str:
@@ -34,9 +35,10 @@ def links(text: str) -> str:
     `Open it <!-- open book/04-attention-weights.ipynb -->in JupyterLab.`
 
     Args:
-        text: Markdown. If the repository is unknown, marks are removed.
+        text: Markdown. If the repository is unknown, marks are removed, and its address is a word.
     """
     name = repository()
+    text = text.replace(ADDRESS, f"https://github.com/{name}" if name else "ADDRESS")
     binder, colab = (
         f"{BINDER}/v2/gh/{name}/{BRANCH}?urlpath=lab/tree",
         f"{COLAB}/github/{name}/blob",

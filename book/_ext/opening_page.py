@@ -14,43 +14,34 @@ import re
 from html import escape, unescape
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import playground_page
+import verdict_map
 import vl_convert
 import xarray as xr
 import yaml
 from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
 from towerlab.model import loading
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
-from twotowers import claims, evidence, files, pages
+from twotowers import claims, evidence, files, strips
 from twotowers.heads import Head
-from twotowers.paths import chapter_number, data_folder, included_models
+from twotowers.paths import chapter_number, data_folder
 from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
 BUTTONS = {
+    "Move the matching examples away": "put the numbers first",
     "Swap the labels": "swap the labels",
-    "Remove one": "remove one",
     SWITCH_OFF: "switch off {} heads",
 }
 """Button of each scene of the playground"""
-SIGNS = {
-    claims.AGREES: "✓",
-    claims.AGREES_UNSPECIFIC: "≈",
-    claims.AGREES_UNTESTED: "?",
-    claims.IN_PART: "½",
-    claims.DISAGREES: "✗",
-    claims.NOT_TESTABLE: "–",
-}
-MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
-STABLE = 0.95
-"""Signs of verdicts and of marks in the picture, and the share of resamples in which a stable
-verdict stays the same"""
 ENTRY_POINTS = {
-    "playground-page.html": "Try it",
-    "figure-by-figure.html": "Does it reproduce?",
+    "playground-page.html": "Playground",
+    "figure-by-figure.html": "Figure by figure",
     "#run": "Run your model",
 }
+ORDERS = ("words", "paper_changes")  # suite and measurement of the paper's prompts in both orders
 NUMBERS = ("no", "one", "two", "three", "four", "five")
 LOADED = playground_page.SCRIPTS[:5]  # scripts that the first press of a button loads
 DESCRIPTION = (
@@ -85,6 +76,15 @@ def bar(parts: dict[str, float]) -> str:
     return f'<svg class="opening-bar" {view} aria-hidden="true">{rects}</svg>'
 
 
+def titles(*names: str) -> str:
+    """Return titles of columns.
+
+    Args:
+        *names: The titles.
+    """
+    return "".join(f'<th scope="col">{name}</th>' for name in names)
+
+
 def live(build: Path) -> str:
     """Return the paper's prompt with attention on each label, the answer, and three buttons.
 
@@ -115,6 +115,8 @@ def live(build: Path) -> str:
         for d, look in zip(EXAMPLE.demonstrations, plain.attention["before"], strict=True)
     )
     rows += (
+        '</tbody><tbody><tr class="opening-head">'
+        f"{titles('query', 'answer', 'its probability')}</tr>"
         f'<tr class="opening-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
         f'class="of-{said}">{said}</b></td>'
         f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
@@ -129,13 +131,11 @@ def live(build: Path) -> str:
     )
     told = "Press a button: a small model runs in this page."
     return (
-        '<section class="opening-live" aria-label="The paper\'s prompt" '
-        f'data-heads="{" ".join(map(str, heads))}" '
-        f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th '
-        f'scope="col">label</th><th scope="col">attention of {many} '
-        f'heads</th></tr></thead><tbody>{rows}</tbody></table><p class="opening-says" '
-        f'aria-live="polite">It says <b>{said}</b>: '
-        f"{escape(shares)}.</p>"
+        f'<section class="opening-live" data-heads="{" ".join(map(str, heads))}" '
+        f'data-scripts="{" ".join(LOADED)}"><h2>Try it: which label follows “{EXAMPLE.query}”?</h2>'
+        f"<table><thead><tr>{titles('text', 'label', f'attention of {many} heads')}</tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
+        f'<p class="opening-says" aria-live="polite">It says <b>{said}</b>: {escape(shares)}.</p>'
         '<div class="opening-buttons" role="group" aria-label="Change the prompt or the '
         f'model">{pressed}</div><p class="opening-told" role="status">{told}</p>'
         f"<noscript><style>.opening-buttons, .opening-told {{ display: none }}</style><p>What a "
@@ -143,18 +143,21 @@ def live(build: Path) -> str:
     )
 
 
-def sentences(rows: pd.DataFrame) -> list[str]:
-    """Return the opening page's sentences of data/findings.csv, each with its chapter.
+def sentences(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the opening page's sentences of data/findings.csv, each with a link to its chapter.
 
     A sentence is "" if its verdicts are not the verdicts of `rows`: no sentence is better than a
     wrong one.
 
     Args:
         rows: Rows of evidence.
+
+    Returns:
+        Sentences by the first statement that each of them rests on.
     """
     verdicts = rows.set_index(["claim", "model"])["verdict"].to_dict()
     table = claims.written_findings()
-    out = []
+    told = {}
     for (text, chapter), part in table[table["page"] == "intro"].groupby(
         ["sentence", "chapter"], sort=False
     ):
@@ -162,158 +165,138 @@ def sentences(rows: pd.DataFrame) -> list[str]:
             verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()
         )
         link = f'<a href="{chapter}.html">chapter&nbsp;{chapter_number(chapter)}</a>'
-        out.append(f" {escape(text, quote=False).removesuffix('.')} ({link})." if stands else "")
-    return out
+        sentence = f"{escape(text, quote=False).removesuffix('.')} ({link})."
+        told[part["claim"].iloc[0]] = sentence if stands else ""
+    return told
 
 
-def tests(build: Path) -> pd.DataFrame:
-    """Return the counted results of the paper in each model, tested or not testable.
+def answer(rows: pd.DataFrame) -> str:
+    """Return the answer to the question in the title, below it.
+
+    Args:
+        rows: Rows of evidence.
+    """
+    told = sentences(rows)
+    return (
+        '<p class="opening-answer">A paper says yes (<a href="references.html">Yu and Ananiadou, '
+        "EMNLP 2024</a>): query and key matrices of a few heads are two towers of a metric. "
+        f"We rebuilt it in {rows['model'].nunique()} models and added controls. "
+        f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')}</p>"
+    )
+
+
+def accuracies(build: Path) -> pd.DataFrame:
+    """Return the accuracy of models on the paper's prompts, for each order of the demonstrations.
+
+    An answer is right if the true label is likelier than the other. Accuracies are means over both
+    assignments of the labels.
 
     Args:
         build: Folder of built files.
+
+    Returns:
+        Columns first and last: the place of the true demonstrations. Lines are models.
     """
-    judged = evidence.read(build / "evidence", claims.paper_results())
-    return judged[~judged["claim"].isin(claims.UNCOUNTED)]
+    built = sorted(build.glob("measurements/*/words*/paper_changes.nc"), key=os.path.getmtime)
+    precomputed = files.precomputed_files().items()
+    rates = {}
+    for path in (*(path for key, path in precomputed if key[1:] == ORDERS), *built):
+        with xr.open_dataset(path) as changes:
+            is_right = changes["logit_difference"].sel(change=evidence.BALANCED) > 0
+            share = is_right.mean("prompt").to_series()
+        places = np.where(share.index.str.startswith("true first"), "first", "last")
+        rates[path.parts[-3]] = share.groupby(places).mean()
+    return pd.DataFrame(rates).T
 
 
-def _row_link(item: str) -> str:
-    """Return the name of a result of the paper as a link to its row.
-
-    Args:
-        item: Name of the result.
-    """
-    about = claims.paper_results()[item]
-    address = f"figure-by-figure.html#row-{about.anchor}"
-    return f'<a href="{address}" title="{escape(about.statement)}">{item}</a>'
-
-
-def counted(asked: pd.DataFrame) -> str:
-    """Return the number of tests with each verdict, in words.
-
-    Args:
-        asked: Rows of evidence of tests.
-    """
-    n = asked["verdict"].value_counts()
-    agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
-    return (
-        f"{agree} agree, {same} agree as random heads do, {few} agree without a test against "
-        f"random heads, {part} in part, {no} do not"
-    )
-
-
-def summary(judged: pd.DataFrame) -> str:
-    """Return the counts of all and of pretrained models, with results that always or never hold.
-
-    Results that always hold are stable in every model. Results that never hold agree in no model
-    fully and beyond random heads.
-
-    Args:
-        judged: Rows of evidence of the counted results.
-    """
-    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
-    specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_UNTESTED])
-    stable = specific & ~(asked["stability"] < STABLE)
-    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
-    always, never = (
-        ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
-        for so in (stable, ~specific)
-    )
-    return (
-        f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
-        f"{counted(asked[~own])}. Stable in every model: {always}. Results that "
-        f"agree fully and beyond random heads in no model: {never}."
-    )
-
-
-def findings(build: Path) -> str:
-    """Return the findings of the opening page, counted from the verdicts of the chapters.
-
-    These are the number of results that agree, the number of these in models that do not do the
-    task, the results that agree in no model, and the new result.
+def catch(build: Path, rows: pd.DataFrame) -> str:
+    """Return a picture of both orders of the paper's prompts, with one line for each model.
 
     Args:
         build: Folder of built files.
+        rows: Rows of evidence, whose marks say how a model answers.
     """
-    rows, judged = evidence.read(build / "evidence", claims.claims()), tests(build)
-    if rows.empty or judged.empty:
-        return "<p>No chapter has written evidence yet.</p>"
+    rates = accuracies(build)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(shown_name(row.model))}</th>'
+        f"<td>{_both_orders(row.model, **rates.loc[row.model])}</td>"
+        f"<td>{strips.MARKS.get(row.mark, '').removeprefix('model ')}</td></tr>"
+        for row in rows[rows["claim"] == claims.TASK[0]].itertuples()
+        if row.model in rates.index
+    )
+    key = (
+        '<span class="first">right labels first</span> <span class="last">right labels last</span>'
+    )
+    return (
+        '<section class="opening-catch"><h2>The catch: the same examples in the other order</h2>'
+        f'<table class="strip"><thead><tr><td></td><td colspan="2">{key}</td></tr></thead><tbody>'
+        f'{lines}</tbody></table><p class="strip-key">Prompts in which the right label is likelier '
+        "than the other; the dashed line is chance. The paper has the right labels last. "
+        '<a href="01-locate.html#paper-word-prompts">Chapter&nbsp;1</a></p></section>'
+    )
+
+
+def _both_orders(model: str, first: float, last: float) -> str:
+    """Return the picture of a model's accuracies in both orders."""
+    scale = strips.Scale(-0.12, 1.12, is_share=True)
+    low, high = sorted((first, last))
+    texts = {low: (-10, "end"), high: (10, "start")}
+    ends = "".join(
+        f'<circle class="{name}" cx="{scale.place(value)}" cy="50%" r="6"/><text class="{name}" '
+        f'x="{scale.place(value)}" y="50%" dx="{texts[value][0]}" dy="0.35em" '
+        f'text-anchor="{texts[value][1]}">{escape(percent(value))}</text>'
+        for name, value in (("first", first), ("last", last))
+    )
+    label = f"{shown_name(model)}: {percent(last)} right labels last, {percent(first)} first"
+    chance = scale.place(0.5)
+    return (
+        f'<svg class="track" width="100%" height="26" role="img" aria-label="{escape(label)}">'
+        f'<line class="chance" x1="{chance}" x2="{chance}" y1="0" y2="100%"/><line class="order" '
+        f'x1="{scale.place(low)}" x2="{scale.place(high)}" y1="50%" y2="50%"/>{ends}</svg>'
+    )
+
+
+def cards(build: Path, rows: pd.DataFrame) -> str:
+    """Return three cards: a claim that holds, counts of results that say little, and a new result.
+
+    Args:
+        build: Folder of built files.
+        rows: Rows of evidence.
+    """
+    told, judged = sentences(rows), verdict_map.tests(build)
     asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
     agrees = asked[asked["verdict"].str.startswith(claims.AGREES)]
-    n = asked["verdict"].value_counts()
-    of_items = agrees.groupby("claim")["model"].size().reindex(asked["claim"].unique())
-    nearest, word = ((agrees["mark"] == m).sum() for m in MARKS)
-    product = rows[rows["claim"] == "product"]["verdict"]
-    in_all, in_some, new = sentences(rows)
-    new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
-    lines = {
-        "all": f"<b>{len(agrees)} of {len(asked)}</b> tests of {len(of_items)} results of the "
-        f"paper agree; random heads agree in {n.get(claims.AGREES_UNSPECIFIC, 0)} of these "
-        f'(<a href="#opening-map">picture</a>).{in_all}',
-        "some": f"<b>{nearest + word} of the {len(agrees)}</b> are of models that fail the task "
-        f"on the paper's prompts: they mostly say the nearest label ({nearest}) or one word "
-        f"({word}) "
-        '(<a href="01-locate.html#paper-word-prompts">chapter&nbsp;1</a>).',
-        "none": f"<b>{of_items.isna().sum()}</b> agree fully "
-        f'<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_some}',
-        "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
-        f"{len(product)} models:{new}",
-        "not": "<b>Not tested</b>: the paper's own models "
-        '(<a href="#not-tested-and-why">why</a>).',
+    n_unspecific = (agrees["verdict"] == claims.AGREES_UNSPECIFIC).sum()
+    n_failing = (agrees["mark"] != "").sum()
+    little = (
+        f"Of {len(asked)} tests of {asked['claim'].nunique()} results of the paper, <b>"
+        f"{len(agrees)} agree</b>. In {n_unspecific} of these random heads agree as well, and "
+        f"{n_failing} are of models that fail the task on the paper's prompts "
+        '(<a href="figure-by-figure.html">figure by figure</a>). '
+    )
+    parts = {
+        "Holds": claim_strip(rows, "exchange-query"),
+        "Does not hold, or says little": f"<p>{little}{told.get('texts-shallow', '')}</p>",
+        "New, as far as we know": claim_strip(rows, "product")
+        + f"<p>{told.get('product', '')}</p>",
     }
-    items = "".join(f"<li class={name}>{line}</li>" for name, line in lines.items())
-    return f'<ul class="opening-findings">{items}</ul>'
+    sections = "".join(
+        f'<section class="opening-card"><h2>{title}</h2>{body}</section>'
+        for title, body in parts.items()
+    )
+    return f'<div class="opening-cards">{sections}</div>'
 
 
-def picture(build: Path) -> str:
-    """Return a picture of every test, with a row for each result and a column for each model.
-
-    It has three tables side by side, and each cell leads to its row.
+def claim_strip(rows: pd.DataFrame, claim: str) -> str:
+    """Return a claim, its result in words, and its strip.
 
     Args:
-        build: Folder of built files.
+        rows: Rows of evidence.
+        claim: Id of the claim.
     """
-    judged = tests(build)
-    models = dict.fromkeys(evidence.read(build / "evidence", claims.paper_results())["model"])
-    cells = {(row.claim, row.model): row for row in judged.itertuples()}
-    heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
-    lines = []
-    for item in dict.fromkeys(judged["claim"]):
-        line = f'<th scope="row">{_row_link(item).replace(">appendix ", ">")}</th>'
-        for row in (cells.get((item, model)) for model in models):
-            line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
-        lines.append(f"<tr>{line}</tr>")
-    third = -(-len(lines) // 3) or 1
-    tables = "".join(
-        f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines[i : i + third])}"
-        "</tbody></table>"
-        for i in range(0, len(lines), third)
-    )
-    signs = "; ".join(
-        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
-    )
-    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
-    return (
-        f'<div class="opening-map" id="opening-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
-        f"run. The model does not solve the task: {marks}.</p><div>{tables}</div></div>"
-    )
-
-
-def cell(row) -> str:
-    """Return one test: the signs of its verdict and mark, and a link to its row.
-
-    Args:
-        row: Row of evidence.
-    """
-    says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
-        row.mark
-    )
-    mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
-    anchor = claims.paper_results()[row.claim].anchor
-    name = pages.verdict_class(row.verdict)
-    return (
-        f'<a class="verdict {name}" href="figure-by-figure.html#row-{anchor}" '
-        f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
-    )
+    statement, own = claims.claims()[claim], [*rows[rows["claim"] == claim].itertuples()]
+    words = f"{escape(statement.statement)} <b>{escape(strips.headline(statement, own))}</b>"
+    return f"<p>{words}</p>{strips.strip(statement, own)}"
 
 
 def _byline() -> str:
@@ -332,12 +315,13 @@ def drawn(build: Path) -> str:
     Args:
         build: Folder of built files.
     """
+    statements = {**claims.claims(), **claims.paper_results()}
+    rows = evidence.read(build / "evidence", statements)
     links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
-        f'<div id="opening-page" class="opening">{live(build)}<div '
-        f'class="opening-holds">{findings(build)}<nav class="opening-links" aria-label="Where to '
-        f'go">{links}</nav></div>{picture(build)}<p class="opening-by">{escape(_byline())}</p>'
-        "</div>"
+        f'<div id="opening-page" class="opening">{answer(rows)}{live(build)}{catch(build, rows)}'
+        f'{cards(build, rows)}<nav class="opening-links" aria-label="Where to go">{links}</nav>'
+        f'<p class="opening-by">{escape(_byline())}</p></div>'
     )
 
 

@@ -1,10 +1,10 @@
-// The first screen: the numbers of the build stand until a button is pressed. Then the playground's engine is loaded, once,
-// and everything that is shown is its own. A second press on a button takes the change back.
+// The first screen: the numbers of the build stand until a button is pressed. The playground's engine is loaded, once, when
+// the page is idle, and everything that is shown is its own. A second press on a button takes the change back.
 (() => {
   const home = document.querySelector(".opening-live"), from = document.currentScript.src;
   if (!home) return;
   const scripts = home.dataset.scripts.split(" "), heads = home.dataset.heads.split(" ");
-  const rows = [...home.querySelectorAll("tbody tr")], query = rows.pop(), buttons = [...home.querySelectorAll("button")];
+  const rows = [...home.querySelectorAll("tbody:first-of-type tr")], query = home.querySelector(".opening-query"), buttons = [...home.querySelectorAll("button")];
   const says = home.querySelector(".opening-says"), told = home.querySelector(".opening-told"), start = told.textContent;
   let engine = null;
 
@@ -87,6 +87,11 @@
     }
     home.removeAttribute("aria-busy");
   }
+
+  // The first press should not wait for the model: it is loaded while the page is idle, unless the reader saves data.
+  const idle = window.requestIdleCallback ?? ((task) => setTimeout(task, 1000));
+  const fetchAhead = () => { engine ??= load(); engine.catch(() => { engine = null; }); };
+  if (!navigator.connection?.saveData) addEventListener("load", () => idle(fetchAhead));
 
   for (const button of buttons) button.addEventListener("click", () => press(button));
 })();

@@ -17,7 +17,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import PaperResult, Statement
+from twotowers.claims import Claim, PaperResult, Statement
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
 
@@ -50,61 +50,47 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     return text
 
 
-def verdict_table(
-    rows: pd.DataFrame, statements: Mapping[str, Statement], numbers: bool = False
-) -> Markdown:
-    """Return a table of statements and models with a verdict in each cell, as Markdown.
+def page_of(statement: Statement) -> str:
+    """Return the name of the page that judges a statement, "" if there is none.
 
-    Results of the paper are main entries of the index (`!`), so that the search box leads to their
-    line first. Only Markdown has such entries.
+    Args:
+        statement: Claim, or result of the paper.
+    """
+    return chapter_names().get(statement.chapter, "")
+
+
+def verdict_table(
+    rows: pd.DataFrame, statements: Mapping[str, Claim], numbers: bool = False
+) -> Markdown:
+    """Return a table of claims and models with a verdict in each cell, as Markdown.
 
     Args:
         rows: Rows of evidence.
-        statements: Claims or results of the paper by id, in the order of the lines.
+        statements: Claims by id, in the order of the lines.
         numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
-    chapters = chapter_names()
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row.claim, row.model): row for row in rows.itertuples()}
     titles = ["statement", *(escape(shown_name(model)) for model in models)]
     lines = [titles, ["---"] * len(titles)]
-    for statement in statements.values():
-        found = [cells.get((statement.id, model)) for model in models]
-        figure = next((row.figure for row in found if row and row.figure), "")
-        kind = "paper" if isinstance(statement, PaperResult) else "claim"
-        place, source = f"{kind}-{statement.anchor}", statement.source
-        if figure:
-            place, source = f"fig-{figure.replace('.', '-')}", f"{source}, ours: {figure}"
-        text = escape(statement.statement)
-        if statement.chapter in chapters and any(
-            found
-        ):  # a result that was not run is in no chapter
-            link = f"{chapters[statement.chapter]}.html#{place}"
-            text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
-        if isinstance(statement, PaperResult):
-            published = "".join(
-                f"{{index}}`{part} <!{part}>`" if re.fullmatch(r"[-+.\d]*\d%?", part) else part
-                for part in re.split("( to | and |; |, )", statement.published)
-            )
-            name = f'<a id="row-{statement.anchor}"></a>{{index}}`!{statement.id}`'
-            text = f"{name}: {text}" + (f" *{published}*" if published else "")
-        text += "" if numbers else f"<br><small>{escape(source)}</small>"
-        lines.append([text, *(_cell(row, statement, numbers) for row in found)])
+    for claim in statements.values():
+        link = f"{page_of(claim)}.html#claim-{claim.anchor}"
+        text = escape(claim.statement)
+        text = f'<a href="{link}" title="{escape(claim.measure)}">{text}</a>'
+        text += "" if numbers else f"<br><small>{escape(claim.source)}</small>"
+        found = (cells.get((claim.id, model)) for model in models)
+        lines.append([text, *(_cell(row, numbers) if row else "" for row in found)])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-def _cell(row: Any, statement: Statement, numbers: bool) -> str:
+def _cell(row: Any, numbers: bool) -> str:
     """Return the verdict of a row, in its colour, with its numbers."""
-    if row is None and isinstance(statement, PaperResult):
-        return f'<span title="{escape(statement.not_run)}">not run</span>'
-    if row is None:
-        return ""
-    verdict, words = escape(row.verdict), escape(row.words).replace("|", "&#124;")
-    title, parts = words, [judged_numbers(row, statement), row.mark]
+    words = escape(row.words).replace("|", "&#124;")
+    title, small_print = words, ""
     if numbers:
-        title, parts = "", [words.partition(";")[0].replace(", ", ",&nbsp;")]
-    small_print = "".join(f"<br><small>{part}</small>" for part in parts if part)
-    name = verdict_class(row.verdict)
+        effect = words.partition(";")[0].replace(", ", ",&nbsp;")
+        title, small_print = "", f"<br><small>{effect}</small>"
+    name, verdict = verdict_class(row.verdict), escape(row.verdict)
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
 
 

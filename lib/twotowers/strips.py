@@ -13,6 +13,7 @@ are percentages, so that it fits any width, prints, and needs no script.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,7 +22,7 @@ from twotowers import claims
 from twotowers.claims import Claim, PaperResult, Statement
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, EvidenceRow
 from twotowers.figures import GREY, VERDICT_COLOURS
-from twotowers.pages import judged_numbers, verdict_class
+from twotowers.pages import judged_numbers, page_of, verdict_class
 from twotowers.tables import shown_name
 
 HEIGHT = 26  # of a line (pixels)
@@ -117,6 +118,34 @@ def block(
         f"{strip(statement, rows)}"
         f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
     )
+
+
+def entry(result: PaperResult, rows: Iterable[EvidenceRow]) -> str:
+    """Return the entry of a result in the list of all results, as Markdown.
+
+    Its name and the printed numbers are main entries of the index (`!`), so that the search box
+    leads to them first. Only Markdown has such entries.
+
+    Args:
+        result: Result of the paper.
+        rows: Rows of evidence of the result.
+    """
+    rows, page = [*rows], page_of(result)
+    published = "".join(
+        f"{{index}}`{part} <!{part}>`" if re.fullmatch(r"[-+.\d]*\d%?", part) else part
+        for part in re.split("( to | and |; |, )", result.published)
+    )
+    title = f"**{{index}}`!{result.id}`** ({escape(result.source)}). {escape(result.statement)}"
+    title += f" *{published}*" * bool(published)
+    if rows:
+        figure = next((row.figure for row in rows if row.figure), "")
+        place = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{result.anchor}"
+        name = f"ours: {figure}" if figure else "numbers"
+        title += f' <a href="{page}.html#{place}">{name}</a>'
+    body = f'<p class="answer">{escape(headline(result, rows))}</p>{strip(result, rows)}'
+    if not rows:
+        body = f"<p>Not run: {escape(result.not_run or 'its chapter has no results yet')}.</p>"
+    return f'<div class="claim paper" id="row-{result.anchor}">\n\n{title}\n\n{body}\n\n</div>'
 
 
 def headline(statement: Statement, rows: Sequence[EvidenceRow]) -> str:

@@ -1,0 +1,145 @@
+"""The picture of every test at the top of *Figure by figure*, with its counts in words.
+
+    MARK.sub(lambda _: drawn(Path("_build")), text)
+
+A row is a result of the paper, and a column is a model. Each cell leads to its result.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from twotowers import claims, evidence, pages
+from twotowers.paths import included_models
+from twotowers.tables import shown_name
+
+MARK = re.compile(r'<div id="verdict-map"></div>')
+SIGNS = {
+    claims.AGREES: "✓",
+    claims.AGREES_UNSPECIFIC: "≈",
+    claims.AGREES_UNTESTED: "?",
+    claims.IN_PART: "½",
+    claims.DISAGREES: "✗",
+    claims.NOT_TESTABLE: "–",
+}
+MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
+SHORT = {"appendix": "app.", "EMNLP table": "EMNLP"}  # names of rows
+STABLE = 0.95
+"""Signs of verdicts and of marks in the picture, and the share of resamples in which a stable
+verdict stays the same"""
+
+
+def tests(build: Path) -> pd.DataFrame:
+    """Return the counted results of the paper in each model, tested or not testable.
+
+    Args:
+        build: Folder of built files.
+    """
+    judged = evidence.read(build / "evidence", claims.paper_results())
+    return judged[~judged["claim"].isin(claims.UNCOUNTED)]
+
+
+def _row_link(item: str) -> str:
+    """Return the name of a result of the paper as a link to its row.
+
+    Args:
+        item: Name of the result.
+    """
+    about = claims.paper_results()[item]
+    address = f"#row-{about.anchor}"
+    return f'<a href="{address}" title="{escape(about.statement)}">{item}</a>'
+
+
+def counted(asked: pd.DataFrame) -> str:
+    """Return the number of tests with each verdict, in words.
+
+    Args:
+        asked: Rows of evidence of tests.
+    """
+    n = asked["verdict"].value_counts()
+    agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
+    return (
+        f"{agree} agree, {same} agree as random heads do, {few} agree without a test against "
+        f"random heads, {part} in part, {no} do not"
+    )
+
+
+def summary(judged: pd.DataFrame) -> str:
+    """Return the counts of all and of pretrained models, with results that always or never hold.
+
+    Results that always hold are stable in every model. Results that never hold agree in no model
+    fully and beyond random heads.
+
+    Args:
+        judged: Rows of evidence of the counted results.
+    """
+    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
+    specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_UNTESTED])
+    stable = specific & ~(asked["stability"] < STABLE)
+    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
+    always, never = (
+        ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
+        for so in (stable, ~specific)
+    )
+    return (
+        f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
+        f"{counted(asked[~own])}. Agree in every model, in at least {STABLE:.0%} of resamples, and "
+        f"not as random heads do where that was tested: {always}. Results that "
+        f"agree fully and beyond random heads in no model: {never}."
+    )
+
+
+def drawn(build: Path) -> str:
+    """Return a picture of every test, with a row for each result and a column for each model.
+
+    It has three tables side by side, and each cell leads to its row.
+
+    Args:
+        build: Folder of built files.
+    """
+    judged = tests(build)
+    models = dict.fromkeys(evidence.read(build / "evidence", claims.paper_results())["model"])
+    cells = {(row.claim, row.model): row for row in judged.itertuples()}
+    heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
+    lines = []
+    for item in dict.fromkeys(judged["claim"]):
+        link = re.sub(">(appendix|EMNLP table) ", lambda m: f">{SHORT[m[1]]} ", _row_link(item))
+        line = f'<th scope="row">{link}</th>'
+        for row in (cells.get((item, model)) for model in models):
+            line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
+        lines.append(f"<tr>{line}</tr>")
+    third = -(-len(lines) // 3) or 1
+    tables = "".join(
+        f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines[i : i + third])}"
+        "</tbody></table>"
+        for i in range(0, len(lines), third)
+    )
+    signs = "; ".join(
+        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
+    )
+    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
+    return (
+        f'<div class="verdict-map" id="verdict-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
+        f"run. The model does not solve the task: {marks}.</p><div>{tables}</div></div>"
+    )
+
+
+def cell(row) -> str:
+    """Return one test: the signs of its verdict and mark, and a link to its row.
+
+    Args:
+        row: Row of evidence.
+    """
+    says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
+        row.mark
+    )
+    mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
+    anchor = claims.paper_results()[row.claim].anchor
+    name = pages.verdict_class(row.verdict)
+    return (
+        f'<a class="verdict {name}" href="#row-{anchor}" '
+        f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
+    )
