@@ -1,0 +1,264 @@
+"""Answers with the label of a similar or of a less similar demonstration exchanged.
+
+Chapter 13. A *quad* is two queries and two demonstrations of one class: each query is similar to
+one of the demonstrations, by the scores of the heads in `word_towers`, and less similar to the
+other. Both queries follow the same demonstrations, and the label of either of the two is exchanged.
+If the answer follows the similarity, it suffers more from the similar one. A query, a word that
+weighs much anywhere, or a place among the demonstrations makes no difference to the comparison.
+
+In some heads both queries are then replaced by their mean. Those heads still compare the class, but
+no longer the word.
+
+    >>> similarity = np.array([[0, 0, 3, 1], [0, 0, 1, 3], [3, 1, 0, 0], [1, 3, 0, 0.0]])
+    >>> quads_of(similarity, np.arange(4), np.ones(4), 1)  # 0 is near to 2, and 3 to 1
+    [(0, 3, 2, 1)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, Heads
+from twotowers.settings import CLASS_NAMES, SEPARATORS
+
+from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
+from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import BY_ATTENTION, present, random_sets
+from towerlab.model.edits import interchange
+from towerlab.model.last_position import LastPosition
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
+
+QUADS = 2
+"""Number of quads of each class"""
+OF_QUAD = 8
+"""Number of prompts of a quad: two assignments of the labels, two exchanged labels, two queries"""
+FLIPPED = ("near", "far")
+"""Whether the demonstration with the exchanged label is the one that is similar to the query"""
+Quad = tuple[int, int, int, int]
+"""Numbers of both queries, and of the demonstrations that they are similar to"""
+
+
+def quads_of(similarity: np.ndarray, rank: np.ndarray, tokens: np.ndarray, n: int) -> list[Quad]:
+    """Return the quads with the largest contrast of similarities.
+
+    The contrast is the similarity of both queries with their own demonstration minus that with the
+    other. The closeness of ranks must not have the same contrast: words of near ranks are about
+    equally frequent. Both queries have equally many tokens.
+
+    Args:
+        similarity: Similarities of the words of a class (word, word).
+        rank: Rank of each word in the list of its class.
+        tokens: Number of tokens of each word.
+        n: Maximum number of quads. A word is in one quad at most.
+    """
+    closeness = -abs(rank[:, None] - rank).astype(float)
+    contrast, by_rank = (_contrasts(values) for values in (similarity, closeness))
+    equal = tokens[:, None] == tokens
+    contrast = np.where((by_rank <= 0) & equal[:, :, None, None], contrast, -np.inf)
+    quads: list[Quad] = []
+    for _ in range(n):
+        best = np.unravel_index(contrast.argmax(), contrast.shape)
+        if not contrast[best] > 0:
+            break
+        first, second, near, far = map(int, best)
+        quads.append((first, second, near, far))
+        for dimension in range(4):
+            np.moveaxis(contrast, dimension, 0)[list(best)] = -np.inf
+    return quads
+
+
+def _contrasts(values: np.ndarray) -> np.ndarray:
+    """Return the contrasts of all quads, -inf for one with the same word twice."""
+    difference = values[:, :, None] - values[:, None]  # (query, near, far)
+    contrast = difference[:, None] - difference  # (first, second, near, far)
+    places = np.indices(contrast.shape)
+    for i, j in np.transpose(np.triu_indices(4, 1)):
+        contrast[places[i] == places[j]] = -np.inf
+    return contrast
+
+
+def quad_prompts(
+    design: Design,
+    pair: str,
+    cls: str,
+    words: Mapping[str, Sequence[str]],
+    quad: Quad,
+    label_pair: str,
+    block: int,
+) -> list[Prompt]:
+    """Return the prompts of a quad: the two queries of each, one after the other.
+
+    Args:
+        design: Prompts of the settings.
+        pair: Class pair.
+        cls: Class of the quad.
+        words: Class -> words, of both classes of the pair.
+        quad: Numbers of four words of `cls`.
+        label_pair: Two labels with a slash between them.
+        block: Number of the quad.
+    """
+    rng, k = np.random.default_rng([design.settings.seed, 75, block]), design.template.k
+    first, second, *near = (words[cls][i] for i in quad)
+    other_class = next(other for other in pair.split("/") if other != cls)
+    pool = [word for word in words[cls] if word not in (first, second, *near)]
+    shown = {
+        cls: [*near, *rng.permutation(pool)[: k - 2].tolist()],
+        other_class: rng.permutation(words[other_class])[:k].tolist(),
+    }
+    demonstrations = rng.permutation(
+        [(text, of) for of, texts in shown.items() for text in texts]
+    ).tolist()
+    labels, prompts = label_pair.split("/"), []
+    for assigned in (labels, labels[::-1]):
+        label = dict(zip((cls, other_class), assigned, strict=True))
+        # The second time in the reverse order.
+        order = demonstrations if assigned == labels else demonstrations[::-1]
+        for flipped in near:
+            texts = [
+                Demonstration(text, label[other_class] if text == flipped else label[of], of)
+                for text, of in order
+            ]
+            prompts += [
+                Prompt(
+                    texts,
+                    query,
+                    label[cls],
+                    labels,
+                    cls,
+                    pair,
+                    SEPARATORS[design.template.separator],
+                    block,
+                )
+                for query in (first, second)
+            ]
+    return prompts
+
+
+@torch.inference_mode()
+def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
+    """Compute the answers to pairs of queries, alone and with a common query in some heads.
+
+    The common query is the mean of the queries of two prompts that differ in their query only, at
+    the last position of the plain run. Cost: a run of each prompt, and one run of the last position
+    for each set.
+
+    Args:
+        model: Any model.
+        encoded: Prompts, of which each two in turn differ in their query only, with their labels
+            and last positions in the same places.
+        sets: Name -> heads.
+
+    Returns:
+        Dataset of `base_logit_difference` (prompt), the logit difference without intervention, and
+        `logit_difference` (head_set, prompt) with a common query in the heads of a set (nats).
+    """
+
+    def run(index: list[int], firsts: Prompts) -> Tensors:
+        n, seconds = len(index), [encoded[2 * i + 1] for i in index]
+        last = LastPosition(model, [*firsts, *seconds])
+        partner = torch.arange(2 * n, device=model.device).roll(n)
+        common = {}
+        for layer, state in last.plain.items():
+            query = state.attention.query
+            mean = (query + query[partner.to(query.device)]) / 2
+            common[layer] = state._replace(attention=state.attention._replace(query=mean))
+        positions = last.capture.label_positions
+        edits = [interchange(heads, "query", common, positions) for heads in sets.values()]
+        changed = answers_of(last.batch, *last.answers(edits))["logit_difference"]
+        plain = answers_of(last.batch, *last.plain_answer())["logit_difference"]
+        both = {"logit_difference": changed, "base_logit_difference": plain}
+        return {name: values.unflatten(0, (2, n)).transpose(0, 1) for name, values in both.items()}
+
+    arrays = read_batches("similar flips", encoded[::2], 1024, run)
+    flat = {
+        name: values.reshape(len(encoded), *values.shape[2:]) for name, values in arrays.items()
+    }
+    # The first demonstration of a quad is near to the first query, the second to the second.
+    far = [(i // 2 + i) % 2 for i in range(len(encoded))]
+    flipped = np.array(FLIPPED)[far]
+    texts = [
+        next(d.text for d in e.prompt.demonstrations if d.cls == e.prompt.query_class
+             and d.label != e.prompt.true_label)
+        for e in encoded
+    ]  # fmt: skip
+    return observations(
+        "similar_flips",
+        encoded,
+        flat,
+        head_set=list(sets),
+        flipped=("prompt", flipped),
+        flipped_text=("prompt", texts),
+    )
+
+
+def class_similarities(towers: xr.Dataset, heads: Sequence[Head]) -> dict[str, np.ndarray]:
+    """Return the similarities of the words of each class, the mean score of some heads.
+
+    Args:
+        towers: Measurement "word_towers".
+        heads: Heads.
+
+    Returns:
+        Class -> similarities (word, word; nats), centred and symmetric, in the order of `asked`.
+    """
+    in_nats = towers["within_class"] * towers["within_class_step"]
+    scores = head_selection.select_heads(in_nats, heads).mean("selected_head")
+    similarities = {}
+    for cls, of_class in scores.groupby("pair_class"):
+        n = int((towers["asked_class"] == cls).sum())
+        square = np.zeros((n, n))
+        square[np.triu_indices(n, 1)] = of_class.values
+        similarities[str(cls)] = square + square.T
+    return similarities
+
+
+def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) -> list[Encoded]:
+    """Return the prompts of the quads of every class, OF_QUAD for each quad.
+
+    Args:
+        design: Prompts of the settings.
+        towers: Measurement "word_towers" of the model.
+        heads: Heads whose mean score is the similarity.
+
+    Raises:
+        NotTestable: If no class has a quad.
+    """
+    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    asked = towers[["tokens"]].to_dataframe()
+    words = asked.groupby("asked_class", sort=False).groups
+    similarities, encoded = class_similarities(towers, heads), []
+    pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))
+    for cls, pair in pair_of.items():
+        tokens, rank = asked["tokens"][words[cls]].values, np.arange(len(words[cls]))
+        for quad in quads_of(similarities[cls], rank, tokens, QUADS):
+            block = len(encoded) // OF_QUAD
+            label_pair = label_pairs[block % len(label_pairs)]
+            prompts = quad_prompts(design, pair, cls, words, quad, label_pair, block)
+            of_quad = design.encode(prompts)
+            pairs = zip(of_quad[::2], of_quad[1::2], strict=True)
+            if all(first.places == second.places for first, second in pairs):
+                encoded += of_quad
+    if not encoded:
+        raise NotTestable("no class has two words of as many tokens that differ in similarity")
+    return encoded
+
+
+def _similar_flips(pipeline: Pipeline) -> Recipe:
+    """Measure answers with the label of a similar or of a less similar demonstration exchanged.
+
+    There are two quads of words of each class. In some heads, two words of the class get a common
+    query.
+    """
+    design, sets = pipeline.design, present(pipeline.head_sets, BY_ATTENTION)
+    if design.template.k < 2:
+        raise NotTestable("two demonstrations of a class are needed, so k must be 2 or more")
+    heads = sets[BY_ATTENTION]
+    encoded = quads_of_classes(design, pipeline.measured("word_towers"), heads)
+    return Recipe(similar_flips, encoded, (), sets, random_sets(pipeline, sets))
