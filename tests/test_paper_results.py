@@ -10,9 +10,18 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, head_selection, intervals, strips
+from twotowers import (
+    book,
+    claims,
+    evidence,
+    head_selection,
+    intervals,
+    paper_results,
+    strips,
+)
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head, head_coordinates
+from twotowers.paper_results import BALANCED, Result
 
 
 def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
@@ -64,15 +73,20 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
-    of = {SHARE.id: SHARE, "chat": SHARE.model_copy(update={"not_run": "it has no model"})}
+    task = claims.paper_results()["word prompts"]
+    of = {
+        SHARE.id: SHARE,
+        task.id: task,
+        "chat": SHARE.model_copy(update={"not_run": "it has no model"}),
+    }
     monkeypatch.setattr(claims, "paper_results", lambda: of)
     shown = []
     monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
     chapter = book.open({"model": "smollm2-135m"})
     chapter.left_out["x<y"] = "it cannot"
     found = {
-        "smollm2-135m": (0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.5]),
-        "opposite": (0.0, "0 of 25 heads"),
+        "smollm2-135m": Result(0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.5]),
+        "opposite": Result(0.0, "0 of 25 heads"),
     }
     chapter.compare_with_paper(SHARE.id, "4.1", found)
     numbers = "0.96; random lists 0.51, 1% of 100 reach it; stable in 50%"
@@ -105,10 +119,11 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
 def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     nats = ("change", "prompt"), [[2.0 * x - 1] * 3 for x in right] + [[1.0] * 3]
     changes = xr.Dataset(
-        {"logit_difference": nats}, {"change": [*evidence.BALANCED, "query of the other class"]}
+        {"logit_difference": nats}, {"change": [*BALANCED, "query of the other class"]}
     )
-    (found, _, lists, drawn), found_mark = evidence.judge_task(changes)
-    assert (found, found_mark, lists) == (share, mark, None) and drawn.sizes["resample"] == 1000
+    found = paper_results.compare_task(changes)
+    assert (found.value, found.random) == (share, None) and found.resampled.size == 1000
+    assert paper_results.task_mark(changes) == mark
     row = evidence.verdict_row(SHARE, "m", AGREES, "5 of 5 heads", mark=mark)
     shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
     assert shown in strips.block(SHARE, [row], "")
@@ -127,7 +142,7 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     ],
 )
 def test_what_random_lists_reach_is_not_specific(value, random, verdict):
-    found = evidence.judge_result(SHARE, value, random, [0.95, 0.85, math.nan, 0.9])
+    found = paper_results.judge(SHARE, Result(value, "words", random, [0.95, 0.85, math.nan, 0.9]))
     assert found["verdict"] == verdict
     if verdict == IN_PART:
         assert found["exceedance"] == 1 and found["stability"] == 0.25
@@ -153,19 +168,69 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     by_prompt = by_prompt.drop_vars(["selected_head", "layer", "head"]).assign_coords(coordinates)
     by_prompt = by_prompt.isel(selected_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")
-    value, random, resampled = evidence.compare_lists(
+    sizes, listed = data.attrs, [*map(str, map(Head._make, heads))]
+    found = paper_results.compare(
         lambda x: x.mean("selected_head"),
-        [*map(str, map(Head._make, heads))],
-        every,
-        data,
         by_prompt,
+        lambda x: ", ".join(x.selected_head.values),
+        heads=listed,
+        every_head=None if named else every,
+        sizes=sizes,
     )
     rest = values.mean("prompt")[1, 2 : 5 if named else 6].values
     pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
-    assert math.isclose(value, values[:, 1, :2].mean()) and np.allclose(sorted(random), pairs)
-    assert resampled.shape == (1000,) and abs(float(resampled.mean()) - value) < 0.02
-    one = evidence.compare_lists(lambda x: x.mean("selected_head"), ["1-0"], every, data)[1]
-    assert one.size == 10 - named  # of both layers, without its key-value group
+    assert math.isclose(found.value, values[:, 1, :2].mean()) and found.words == "1-0, 1-1"
+    assert np.allclose(sorted(found.random), pairs)
+    assert found.resampled.shape == (1000,)
+    assert abs(float(found.resampled.mean()) - found.value) < 0.02
+    one = paper_results.compare(
+        lambda x: x.mean("selected_head"), every, "", heads=["1-0"], sizes=sizes
+    )
+    assert one.random.size == 10 - named  # of both layers, without its key-value group
+    assert one.resampled is None
+    some = paper_results.compare(
+        lambda x: x.mean("selected_head"), every, "", heads=["1-0"], others=["0-3"], sizes=sizes
+    )
+    assert np.allclose(some.random, values.mean("prompt")[0, 3])
+
+
+def test_sets_without_random_ones_keep_their_values_in_the_control():
+    answers = xr.DataArray(
+        [[1.0, 1, 1, 1], [1, 0, 0, 1]],
+        dims=("head_set", "prompt"),
+        coords={"head_set": ["none", "twelve"]},
+    )
+    random = xr.DataArray(
+        [[[1.0, 1, 1, 1], [1, 1, 1, 0]]],
+        dims=("head_set", "random_set", "prompt"),
+        coords={"head_set": ["twelve"]},
+    )
+    found = paper_results.compare(
+        lambda x: 1 - x.sel(head_set="twelve") / x.sel(head_set="none"), answers, "", control=random
+    )
+    assert found.value == 0.5 and [*found.random.values] == [0, 0.25]
+    assert abs(float(found.resampled.mean()) - 0.5) < 0.02
+
+
+def test_a_list_stands_beside_shuffled_ones():
+    increase = xr.DataArray(
+        [[[3.0, 2, 0], [0, 0, 4]]] * 2,
+        dims=("prompt", "layer", "head"),
+        coords={"layer": [0, 1], "head": range(3)},
+    )
+    lists = {"one": increase, "other": increase}
+    found = paper_results.compare_lists(
+        lambda x: x.all("list").sum(("layer", "head")),
+        lists,
+        3,
+        lambda x: str(int(x.isel(list=0).sum())),
+    )
+    assert found.value == 3 and found.words == "3" and (found.resampled == 3).all()
+    assert {*np.unique(found.random)} == {1, 2, 3}  # at least one of both heads of layer 0
+    anywhere = paper_results.compare_lists(
+        lambda x: x.isel(list=0, layer=0).sum("head"), lists, 3, "", shuffled=("layer", "head")
+    )
+    assert {*np.unique(anywhere.random)} == {0, 1, 2, 3}
 
 
 def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import browser
 import pytest
-from twotowers import claims, strips
+from twotowers import claims, paper_results, strips
 from twotowers.claims import Claim, PaperResult
-from twotowers.evidence import EvidenceRow, judge_result
+from twotowers.evidence import EvidenceRow
+from twotowers.paper_results import Result
 
 RESULT = PaperResult(
     id="figure 60", chapter="4", statement="Heads <attend>.", source="s", measure="share of heads",
@@ -23,8 +24,8 @@ CLAIM = Claim(
 def judged(*values, random=None):
     """One row a value, judged by the rule of RESULT."""
     return [
-        EvidenceRow("figure 60", f"m{i}", words="", statement="", chapter="4",
-                    **judge_result(RESULT, value, random))
+        EvidenceRow("figure 60", f"m{i}", statement="", chapter="4",
+                    **paper_results.judge(RESULT, Result(value, "", random)))
         for i, value in enumerate(values)
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -31,12 +31,23 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, explore, files, head_selection, intervals, pages, strips
+from twotowers import (
+    claims,
+    evidence,
+    explore,
+    files,
+    head_selection,
+    intervals,
+    pages,
+    paper_results,
+    strips,
+)
 from twotowers.claims import NOT_TESTABLE, Claim, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
 from twotowers.heads import Head, Heads
 from twotowers.measurements import Measurements
+from twotowers.paper_results import Result
 from twotowers.settings import Settings, Template
 from twotowers.tables import shown_name
 
@@ -395,17 +406,41 @@ class Chapter(Measurements):
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def compare_with_paper(
-        self, name: str, figure: str, results: Mapping[str, tuple], suite: str | None = None
+        self,
+        name: str,
+        figure: str,
+        data: Mapping[str, Any],
+        statistic: Callable[[Any], Any] | None = None,
+        *,
+        heads: Mapping[str, Sequence[Head | str]] | None = None,
+        others: Mapping[str, Sequence[Head | str]] | None = None,
+        every_head: Mapping[str, xr.DataArray] | None = None,
+        resamples: Mapping[str, xr.DataArray] | None = None,
+        control: Mapping[str, Any] | None = None,
+        words: Mapping[str, str] | Callable[[Any], str] | None = None,
+        suite: str | None = None,
     ) -> None:
         """Judge whether a result of the paper is reproduced in each model, and keep the rows.
+
+        The statistic is judged by the rule of the result. It is also applied to random lists of
+        heads and to resamples of the prompts (`paper_results.compare`).
 
         Args:
             name: Name of the result in data/figures.csv, whose rule decides, such as "figure 6".
             figure: Number of the book's figure for the same result, such as "4.1"; "" if there is
                 none.
-            results: Tuple by model of the statistic, a description of its basis, and, if there are
-                any, the statistic in random lists and in resamples of the prompts
-                (`evidence.judge_result`). Models that are left out elsewhere are not testable here.
+            data: Values by model, over (..., prompt) or averaged over prompts; or a finished
+                `paper_results.Result`. Models that are left out elsewhere are not testable here.
+            statistic: Function of these values that returns the judged number.
+            heads: List of heads by model, for a result about a list of heads.
+            others: Heads by model from which random lists are drawn, by default all.
+            every_head: Means of all heads by model, from which random lists are drawn, if `data`
+                has the listed heads only.
+            resamples: Values of resampled prompts by model, over (resample, ...), if they are not
+                means of `data`.
+            control: Values of random heads by model, with the dimension `random_set`, for heads
+                that were edited. A model without them has too few other heads.
+            words: Description by model of the basis, or a function of the values that returns it.
             suite: Suite of the prompts, if it is not the suite of the settings.
 
         Raises:
@@ -416,20 +451,36 @@ class Chapter(Measurements):
             raise TwoTowersError(
                 f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
-        left_out = {model: (math.nan, reason) for model, reason in self.left_out.items()}
         is_of_model = name not in claims.WITHOUT_MODEL
         changes = self.measured("paper_changes", suite) if is_of_model else {}
-        marks = {model: evidence.judge_task(data)[1] for model, data in changes.items()}
+        marks = {model: paper_results.task_mark(ds) for model, ds in changes.items()}
+        results = {model: Result(math.nan, reason) for model, reason in self.left_out.items()}
+        for model, values in data.items():
+            found = values
+            if statistic is not None and not isinstance(values, Result):
+                found = paper_results.compare(
+                    statistic,
+                    values,
+                    words if callable(words) else (words or {}).get(model, ""),
+                    heads=None if heads is None else heads[model],
+                    others=None if others is None else others[model],
+                    every_head=None if every_head is None else every_head[model],
+                    resamples=None if resamples is None else resamples[model],
+                    control=None if control is None else control.get(model),
+                    sizes=None if heads is None else changes[model].attrs,
+                )
+            if control is not None and model not in control:
+                found = found._replace(random=[])  # too few other heads
+            results[model] = found
         rows = [
             verdict_row(
                 result,
                 model,
-                words=words,
                 figure=figure,
                 mark=marks.get(model, ""),
-                **evidence.judge_result(result, value, *drawn),
+                **paper_results.judge(result, found),
             )
-            for model, (value, words, *drawn) in (left_out | dict(results)).items()
+            for model, found in results.items()
         ]
         rule = f"{result.measure}. It agrees at {result.agrees:g} or more, "
         rule += f"and in part at {result.part:g} or more."

@@ -25,7 +25,7 @@ A claim is not testable on a model in these cases:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,40 +33,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from numpy.typing import ArrayLike
 
 from twotowers.claims import (
     ABSENT,
-    AGREES,
-    AGREES_UNSPECIFIC,
-    AGREES_UNTESTED,
-    BY_POSITION,
-    BY_WORD,
-    DISAGREES,
     FAILS,
     HOLDS,
-    IN_PART,
     NOT_SPECIFIC,
     NOT_TESTABLE,
     SMALL,
-    TASK,
     UNDECIDED,
     Claim,
-    PaperResult,
     Statement,
     claims,
     paper_results,
 )
 from twotowers.errors import TwoTowersError
-from twotowers.head_selection import random_lists, select_heads, select_sets
-from twotowers.heads import Head, head_coordinates, head_names
-from twotowers.intervals import Interval, mean, means, resample
+from twotowers.intervals import Interval, mean, means
 from twotowers.tables import read_csv
 
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
 SMALLEST_EFFECT_RATIO = 0.05
-BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
-"""Four versions of the paper's prompts: the true label last or first, both label assignments"""
 
 
 @dataclass(frozen=True)
@@ -159,33 +145,6 @@ def verdict_row(
     return EvidenceRow(
         statement.id, model, verdict, words, statement.statement, statement.chapter, **numbers
     )
-
-
-def judge_task(changes: xr.Dataset) -> tuple[tuple[float, str, None, xr.DataArray], str]:
-    """Judge whether a model solves the task of the paper's prompts.
-
-    Prompts are balanced over both orders and both assignments of the labels.
-
-    Args:
-        changes: Measurement `paper_changes` of the model.
-
-    Returns:
-        Tuple of this model in `results` of `Chapter.compare_with_paper`: the share of prompts in
-            which the true label is likelier than the other label, its description, None for random
-            lists, and the share in resamples. Then the mark of a model that does not solve the
-            task, "" for one that does.
-    """
-    is_right = changes.logit_difference.sel(change=BALANCED) > 0
-    share = float(is_right.mean())
-    nearest = float((is_right ^ is_right.change.str.startswith("true first")).mean())
-    foo_share = float((is_right ^ is_right.change.str.contains("exchanged")).mean())
-    word_share, word = max((foo_share, "foo"), (1 - foo_share, "bar"))
-    words = (
-        f"{share:.0%} right; says the nearest label in {nearest:.0%}, {word} in {word_share:.0%}"
-    )
-    does_task = paper_results()[TASK[0]].judge(share) != DISAGREES
-    mark = "" if does_task else BY_WORD if word_share > nearest else BY_POSITION
-    return (share, words, None, resample(is_right).mean("change")), mark
 
 
 def judge(
@@ -365,79 +324,6 @@ def _check_prompts(
                 f"values and {name} differ in their prompts: expected the same prompts in the "
                 "same order; measure both on the same prompts"
             )
-
-
-def compare_lists(
-    statistic: Callable[[xr.DataArray], xr.DataArray],
-    heads: Iterable[Head | str],
-    values: xr.DataArray,
-    data: xr.Dataset,
-    by_prompt: xr.DataArray | None = None,
-) -> tuple[float, xr.DataArray, xr.DataArray | None]:
-    """Return a statistic of a list of heads, of random lists, and of resamples of its prompts.
-
-    Args:
-        statistic: Function of values over (..., selected_head), which removes this dimension and
-            leaves `random_set` and `resample`.
-        heads: Heads of the list.
-        values: Values from which random lists are drawn, over (..., layer, head), missing if a head
-            was not measured; or over (..., selected_head).
-        data: Measurement of the values.
-        by_prompt: Values of heads for each prompt, over (..., prompt, selected_head).
-
-    Returns:
-        Statistic of the list, of the random lists (random_set,), and of the resamples (resample,)
-            or None.
-    """
-    parsed = [Head.parse(str(head)) for head in heads]
-    if "selected_head" in values.dims:
-        coordinates = head_coordinates([*map(Head.parse, values.selected_head.values)])
-        values = values.assign_coords(coordinates).set_index(selected_head=["layer", "head"])
-        every_head = {name: range(data.attrs[f"{name}s"]) for name in ("layer", "head")}
-        values = values.unstack("selected_head").reindex(every_head)
-    is_measured = values.notnull().all({*values.dims} - {"layer", "head"})
-    measured = is_measured.transpose("layer", "head").values
-    lists = random_lists(parsed, measured, data.attrs["key_value_heads"])
-    value = float(statistic(select_heads(values, parsed))) if parsed else np.nan
-    if by_prompt is not None:
-        by_prompt = statistic(resample(by_prompt.sel(selected_head=head_names(parsed))))
-    random = statistic(select_sets(values, lists)) if lists else xr.DataArray([], dims="random_set")
-    return value, random, by_prompt
-
-
-def judge_result(
-    result: PaperResult,
-    value: float,
-    random: ArrayLike | None = None,
-    resampled: ArrayLike | None = None,
-) -> dict[str, Any]:
-    """Return the verdict on a result of the paper, with its control and stability.
-
-    Args:
-        result: A line of data/figures.csv.
-        value: Statistic of the result.
-        random: Statistic in different random lists. None for a result without such lists.
-        resampled: Statistic in resamples of the prompts.
-
-    Returns:
-        Fields of `EvidenceRow`.
-    """
-    verdict = result.judge(value)
-    row: dict[str, Any] = {"effect": value, "verdict": verdict}
-    if resampled is not None and verdict != NOT_TESTABLE:
-        row["stability"] = np.mean([result.judge(x) == verdict for x in np.ravel(resampled)])
-    if random is None:
-        return row
-    lists = np.asarray(random, dtype=float)
-    if lists.size:
-        row |= {"control": np.nanmean(lists), "n_random_sets": lists.size}
-        if verdict in (AGREES, IN_PART):
-            row["exceedance"] = np.mean([result.judge(x) in (AGREES, verdict) for x in lists])
-    if verdict == AGREES and lists.size < MIN_RANDOM_SETS:
-        row["verdict"] = AGREES_UNTESTED
-    elif verdict == AGREES and row["exceedance"] > MAX_EXCEEDANCE:
-        row["verdict"] = AGREES_UNSPECIFIC
-    return row
 
 
 def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:

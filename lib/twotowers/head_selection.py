@@ -225,17 +225,21 @@ def random_lists(
     return list({tuple(sorted(random_list)): random_list for random_list in lists}.values())
 
 
-def shuffle_heads(mask: xr.DataArray) -> xr.DataArray:
-    """Return random lists of heads with the same number of heads in each layer.
+def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:
+    """Return random lists of heads with the same number of heads in each layer, or in all.
 
     Args:
         mask: Booleans over (layer, head), true for the heads of a list.
+        dims: Dimensions along which heads are shuffled: the heads of each layer, or ("layer",
+            "head") for all heads of the model.
 
     Returns:
         Booleans over (random_set, layer, head).
     """
     masks = mask.transpose("layer", "head").expand_dims(random_set=RANDOM_LISTS)
-    return masks.copy(data=np.random.default_rng(0).permuted(masks.values, axis=-1))
+    flat = masks.stack(shuffled=dims)
+    shuffled = np.random.default_rng(0).permuted(flat.values, axis=-1)
+    return flat.copy(data=shuffled).unstack("shuffled").transpose("random_set", "layer", "head")
 
 
 def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:

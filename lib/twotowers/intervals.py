@@ -302,16 +302,17 @@ def resample(values: xr.DataArray) -> xr.DataArray:
     return xr.DataArray(drawn, dims=("resample", "prompt")) @ (values * 1.0)
 
 
-def stack_class_pairs(values: xr.DataArray) -> xr.DataArray:
-    """Stack prompts by class pair.
+def stack(values: xr.DataArray, by: str = "class_pair") -> xr.DataArray:
+    """Stack prompts by a coordinate, such as their class pair.
 
-    All class pairs need the same number of prompts. Coordinates without an index are dropped.
+    All its entries need the same number of prompts. Coordinates without an index are dropped.
 
     Args:
-        values: Over (..., prompt), with the coordinate `class_pair`.
+        values: Over (..., prompt), with the coordinate.
+        by: Name of the coordinate.
 
     Returns:
-        Over (class_pair, ..., prompt).
+        Over (`by`, ..., prompt).
     """
-    parts = {name: part.reset_coords(drop=True) for name, part in values.groupby("class_pair")}
-    return xr.concat(parts.values(), pd.Index(parts, name="class_pair"))
+    parts = {name: part.reset_coords(drop=True) for name, part in values.groupby(by)}
+    return xr.concat(parts.values(), by).assign_coords({by: [*parts]})
