@@ -10,15 +10,7 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import (
-    book,
-    claims,
-    evidence,
-    head_selection,
-    intervals,
-    paper_results,
-    strips,
-)
+from twotowers import book, claims, evidence, head_selection, intervals, paper_results, strips
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head, head_coordinates
 from twotowers.paper_results import BALANCED, Result
