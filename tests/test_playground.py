@@ -54,6 +54,7 @@ def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
     effect = zeroing_effect(model, CASE)
     np.testing.assert_allclose(effect.heads["before"], effect.heads["after"], **FLOAT64)
     refused("unknown head '9-9'", zeroing_effect, model, CASE, [Head(9, 9)])
+    refused("one label 'foo': expected two", zeroing_effect, model, replace(CASE, labels=["foo"]))
 
 
 @pytest.fixture(scope="module")

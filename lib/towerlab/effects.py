@@ -82,8 +82,12 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
         The answer, attention and logit differences before and after.
 
     Raises:
-        TwoTowersError: If a head is outside the model.
+        TwoTowersError: If a head is outside the model, or if the prompt has no second label.
     """
+    if len(prompt.labels) < 2:
+        raise TwoTowersError(
+            f"one label '{prompt.true_label}': expected two; add an example with another label"
+        )
     all_heads = list(np.ndindex(model.n_layers, model.n_heads))
     if unknown := head_names(head for head in heads if head not in all_heads):
         raise TwoTowersError(

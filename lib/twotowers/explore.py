@@ -8,7 +8,8 @@ This module does not load torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
@@ -52,20 +53,25 @@ def choices(data: xr.Dataset) -> dict[str, dict[str, dict[str, Any]]]:
     return entries
 
 
+def _in_words(name: Hashable) -> str:
+    """Return the name of a dimension or a variable in words."""
+    return re.sub(r"\bov\b", "OV", str(name).replace("_", " "))
+
+
 def table(data: xr.Dataset) -> pd.DataFrame:
     """Return means over prompts, with a column for each variable, or for each of its entries.
 
         >>> effect = xr.DataArray([1.0, 2.0, 6.0], dims="prompt", attrs={"units": "nats"})
-        >>> table(xr.Dataset({"effect": effect}))["effect (nats)"].tolist()
-        [3.0]
+        >>> table(xr.Dataset({"ov_effect": effect})).loc["mean", "OV effect (nats)"].item()
+        3.0
 
     Args:
         data: Variables with units.
     """
     means = data.mean("prompt")
-    means = means if means.dims else means.expand_dims("prompts")
-    frame = means.to_dataframe()[[*data]]
-    frame.columns = [f"{name} ({x.attrs['units']})".replace("_", " ") for name, x in data.items()]
+    means = means if means.dims else means.expand_dims(prompts=["mean"])
+    frame = means.rename({dim: _in_words(dim) for dim in means.dims}).to_dataframe()[[*data]]
+    frame.columns = [f"{_in_words(name)} ({x.attrs['units']})" for name, x in data.items()]
     return frame.unstack() if frame.index.nlevels > 1 else frame
 
 
@@ -109,7 +115,7 @@ def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox
 
     def update_dropdowns(_: object = None) -> None:
         dropdowns.children = [
-            _dropdown(name.replace("_", " "), [*entries.items()])
+            _dropdown(_in_words(name), [*entries.items()])
             for name, entries in choices(measurements[models.value]).items()
         ]
         for dropdown in dropdowns.children:

@@ -9,7 +9,9 @@ The model of the settings is measured if its file is missing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -22,6 +24,24 @@ from twotowers.paths import is_local, slug
 from twotowers.settings import Settings
 
 BACKEND = "towerlab.measure.pipeline"
+
+
+@contextlib.contextmanager
+def needs_packages(model: str) -> Iterator[None]:
+    """Run code that imports `towerlab`, and report a missing package in one line.
+
+    Args:
+        model: Name of the model that the code runs.
+
+    Raises:
+        TwoTowersError: If a package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise TwoTowersError(
+            f"cannot run '{model}': {error.name} is not installed; run `pip install -e .[measure]`"
+        ) from None
 
 
 class Measurements:
@@ -43,8 +63,10 @@ class Measurements:
         self.left_out: dict[str, str] = {}
         self._pipeline = cache(self._open_pipeline)
         self._files = cache(self._open_files)
-        is_folder = is_local(settings.model)
-        self.model = self._pipeline(settings.suite).name if is_folder else slug(settings.model)
+        self.model = slug(settings.model)
+        if is_local(settings.model):
+            with needs_packages(settings.model):
+                self.model = self._pipeline(settings.suite).name
 
     def _open_pipeline(self, suite: str) -> Any:
         """Return the pipeline that measures the model of the settings.
@@ -107,13 +129,8 @@ class Measurements:
                 pages.note(f"Left out: {error}.")
         model = self.model
         if model not in found or not files.matches_settings(found[model], self.settings):
-            try:
+            with needs_packages(model):
                 found[model] = self._pipeline(suite).measured(name)
-            except ModuleNotFoundError as error:
-                raise TwoTowersError(
-                    f"missing measurement '{name}' of '{model}': {error.name} is not installed; "
-                    "run `pip install -e .[measure]`, or choose a precomputed model"
-                ) from None
         for model, data in found.items():
             if NOT_TESTABLE in data.attrs:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]
