@@ -118,3 +118,14 @@ def test_another_package_is_refused(tmp_path):
     file.write_bytes(b"other")
     with pytest.raises(word_similarity.TwoTowersError, match="SHA-256 040bc6629224"):
         word_similarity._package(str(file), word_similarity.SENTENCE_MODEL)
+
+
+def test_words_of_both_classes_of_a_pair_are_compared():
+    words = pd.DataFrame({"word": ["two", "ten", "owl"], "class": ["number", "number", "bird"]})
+    embeddings = dict(zip(words["word"], torch.eye(3), strict=True))
+    embeddings["owl"] = embeddings["ten"]
+    table = word_similarity.pair_similarities(words, ["number/bird"], embeddings)
+    assert table.values.tolist() == [
+        ["number/bird", "two", "owl", 0.0, 0.0],
+        ["number/bird", "ten", "owl", 1.0, 0.0],
+    ]

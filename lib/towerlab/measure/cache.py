@@ -25,6 +25,8 @@ TEXTS = {
     "published": ("sentences/files.csv", "words/labels.csv", "words/stop_words.txt"),
 }
 """Suite -> the files in data that its prompts are drawn from"""
+TABLES = {"chosen_demonstrations": ("words/similarity.csv", "words/pair_similarity.csv")}
+"""Measurement -> further files in data that decide its numbers"""
 DIGITS_OF_NAMES = 6
 """Number of hexadecimal digits that tell folders apart"""
 
@@ -42,6 +44,8 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
     """
     made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
     fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
+    if name in TABLES:
+        fields["tables"] = digits([read_text(data_folder() / file) for file in TABLES[name]])
     return json.dumps(fields, sort_keys=True)
 
 
