@@ -28,7 +28,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Chapters run with this environment's kernel, also where JUPYTER_PATH names another Python's first.
 os.environ["JUPYTER_PATH"] = os.pathsep.join([f"{sys.prefix}/share/jupyter", os.environ.get("JUPYTER_PATH", "")])
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
-TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv")))
+TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv", "words/counts.csv", "words/similarity.csv")))
 DATA_OF_CHAPTERS = [str(p) for p in TABLES if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
 PAGES += ["CITATION.cff"] if Path("CITATION.cff").is_file() else []  # part of a page

@@ -175,6 +175,18 @@ def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
     assert chapter.measured("selection")["a"].sizes["prompt"] == 120
 
 
+def test_a_stored_measurement_is_read_and_never_made(chapter, monkeypatch):
+    never = SimpleNamespace(name="a", stored=lambda name: None)
+    monkeypatch.setattr(chapter, "_pipeline", lambda suite: never)
+    assert [*chapter.stored("knockouts")] == ["a", "b"]  # "a" is precomputed with these settings
+    del chapter.files["a", "knockouts"]
+    chapter._files.cache_clear()
+    assert [*chapter.stored("knockouts")] == ["b"]
+    chapter._files.cache_clear()
+    never.stored = lambda name: chapter.files["b", name]
+    assert {*chapter.stored("knockouts")} == {"a", "b"}
+
+
 def cell(*lines):
     return {"In": ["", "model = 'a'", "\n".join(lines), "x = 3"], "model": "a", "x": 3}
 

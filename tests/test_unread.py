@@ -12,7 +12,6 @@ READERS = [
     for path in ROOT.glob(kind)
 ]
 NEEDED = {"log_prob_lost"}  # of single heads, which the recipe of the paper's twelve reads
-NEEDED |= {*variables()["word_towers"]} - {"is_selected"}  # until chapter 13 is there
 
 
 def unread(names: set[str]) -> set[str]:

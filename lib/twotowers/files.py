@@ -204,7 +204,7 @@ def random_sets(data: xr.Dataset) -> xr.Dataset | None:
 
 
 def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
-    """Return the prompts with labels of one kind.
+    """Return the prompts with labels of one kind, or a measurement without prompts as it is.
 
     The labels of a prompt are the names of the classes if its `label_pair` equals its `class_pair`.
 
@@ -212,7 +212,7 @@ def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
         data: A measurement.
         labels: Kind of labels: "arbitrary", "names" of the classes, or "all".
     """
-    if labels == "all" or "label_pair" not in data.coords:
+    if labels == "all" or "label_pair" not in data.coords or "prompt" not in data.dims:
         return data
     are_names = (data["label_pair"] == data["class_pair"]).values
     return data.isel(prompt=are_names == (labels == "names"))

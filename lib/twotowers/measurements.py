@@ -97,6 +97,17 @@ class Measurements:
         datasets = self._datasets(name, suite, labels)
         return {model: files.named_sets(data) for model, data in datasets.items()}
 
+    def stored(self, name: str) -> dict[str, xr.Dataset]:
+        """Return a measurement of every model that has it already, smallest model first.
+
+        Nothing is measured. So a chapter can show expensive numbers if there are any.
+
+        Args:
+            name: Measurement.
+        """
+        datasets = self._files(name, self.settings.suite, False)
+        return {model: files.select_labels(data, "arbitrary") for model, data in datasets.items()}
+
     def control(self, name: str) -> dict[str, xr.Dataset]:
         """Return a measurement of random sets of every model, over (head_set, random_set, ...).
 
@@ -115,10 +126,10 @@ class Measurements:
         """Return a measurement of every model with its random sets."""
         suite = suite or self.settings.suite
         labels = labels or ("arbitrary" if catalogue.row_of(name).is_evaluation else "all")
-        datasets = self._files(name, suite)
+        datasets = self._files(name, suite, True)
         return {model: files.select_labels(data, labels) for model, data in datasets.items()}
 
-    def _open_files(self, name: str, suite: str) -> dict[str, xr.Dataset]:
+    def _open_files(self, name: str, suite: str, measures: bool) -> dict[str, xr.Dataset]:
         """Return the files of a measurement by model, and note its reasons in `left_out`."""
         found = {}
         for model in files.precomputed_models():
@@ -130,7 +141,10 @@ class Measurements:
         model = self.model
         if model not in found or not files.matches_settings(found[model], self.settings):
             with needs_packages(model):
-                found[model] = self._pipeline(suite).measured(name)
+                pipeline = self._pipeline(suite)
+                data = pipeline.measured(name) if measures else pipeline.stored(name)
+                if data is not None:
+                    found[model] = data
         for model, data in found.items():
             if NOT_TESTABLE in data.attrs:
                 self.left_out[model] = data.attrs[NOT_TESTABLE]

@@ -373,6 +373,20 @@ class Pipeline:
         """
         return cache.identity(name, self.settings, self.fingerprint)
 
+    def stored(self, name: str) -> xr.Dataset | None:
+        """Return a measurement from its file, or None if the file is missing or stale.
+
+        Args:
+            name: Measurement.
+        """
+        path = self.path(name)
+        with suppress(files.UnexpectedVariables):  # other code wrote it
+            if path.is_file():
+                data = files.load(path)
+                if data.attrs["identity"] == self.identity(name) and AGAIN not in data.attrs:
+                    return data
+        return None
+
     def measured(self, name: str) -> xr.Dataset:
         """Return a measurement from its file if that has the current identity, or measure it.
 
@@ -383,12 +397,8 @@ class Pipeline:
             The measurement. If it has no meaning for the model, it has no variables, and its
             attribute NOT_TESTABLE contains the reason.
         """
-        path = self.path(name)
-        with suppress(files.UnexpectedVariables):  # other code wrote it
-            if path.is_file():
-                data = files.load(path)
-                if data.attrs["identity"] == self.identity(name) and AGAIN not in data.attrs:
-                    return data
+        if (data := self.stored(name)) is not None:
+            return data
         needs = [self.measured(need) for need in catalogue.row_of(name).needs]
         missing = [need for need in needs if NOT_TESTABLE in need.attrs]
         start = time.monotonic()
@@ -396,6 +406,7 @@ class Pipeline:
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # we may not pass on the sentences
             data = data.drop_vars(OPTIONAL, errors="ignore")
+        path = self.path(name)
         save(name, data, path, self._attributes(name, seconds))
         for file in path.parent.glob(f".{name}.*.part"):
             file.unlink(missing_ok=True)

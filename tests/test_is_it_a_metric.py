@@ -1,0 +1,165 @@
+"""Chapter 13's analysis tells heads that compare meanings from heads that compare something else,
+and its regression is that of every textbook."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from conftest import ROOT, sources
+
+CLASSES = ["animal", "country", "fruit", "tool"]
+PAIRS = ["animal/country", "animal/country", "fruit/tool", "fruit/tool"]
+HEADS = ["meaning", "rank", "letters", "attraction"]
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """The functions of the chapter's analysis, as its cells define them."""
+    names, cells = {}, sources("13-is-it-a-metric")
+    exec("\n".join(line for line in cells[2].splitlines() if "import" in line), names)
+    for function in ("yardsticks", "centred", "within_classes", "of_selected", "scores", "place"):
+        (source,) = (cell for cell in cells if f"def {function}(" in cell)
+        ended = source.split("\n\n\nrows")[0].split("\n\n\ntogether")[0]
+        exec(ended.split("\n\n\nTOGETHER")[0].split("\n\n\nbetas")[0], names)
+    return names
+
+
+def dataset(classes=CLASSES, n=12, seed=0):
+    """Scores of four heads in one layer, each made of one similarity, with the attraction of single
+    words added; the fourth has nothing else."""
+    rng = np.random.default_rng(seed)
+    lists = pd.read_csv(ROOT / "data/words/words.csv", keep_default_na=False)
+    lists = lists[lists["ambiguous"] == 0].groupby("class")["word"].apply(list)
+    words = {name: lists.get(name, [f"{name}{i}" for i in range(n)])[:n] for name in classes}
+    pairs = [(name, *pair) for name in classes for pair in itertools.combinations(words[name], 2)]
+    every = [word for name in classes for word in words[name]]
+    of_word = [name for name in classes for _ in words[name]]
+    coordinates = {
+        "layer": [0], "head": range(4), "prompt": classes,
+        "class_pair": ("prompt", PAIRS[: len(classes)]),
+        "label_pair": ("prompt", ["several"] * len(classes)),
+        "pair_class": ("word_pair", [pair[0] for pair in pairs]),
+        "first_word": ("word_pair", [pair[1] for pair in pairs]),
+        "second_word": ("word_pair", [pair[2] for pair in pairs]),
+        "asked": every, "demonstrated": every, "selected_head": ["0-0", "0-3"],
+        "asked_class": ("asked", of_word), "demonstrated_class": ("demonstrated", of_word),
+    }  # fmt: skip
+    return xr.Dataset(
+        {
+            "within_class": (("layer", "head", "word_pair"), rng.normal(size=(1, 4, len(pairs)))),
+            "within_class_step": (("layer", "head"), np.full((1, 4), 0.5)),
+            "class_effect": (("prompt", "layer", "head"), np.ones((len(classes), 1, 4))),
+            "embedding_similarity": ("word_pair", rng.normal(size=len(pairs))),
+            "tokens": ("asked", rng.integers(1, 4, len(every))),
+            "similarity": (
+                ("selected_head", "asked", "demonstrated"),
+                rng.integers(-99, 99, (2, len(every), len(every))),
+            ),
+            "similarity_step": ("selected_head", [0.1, 0.2]),
+            "is_selected": (
+                ("prompt", "selected_head"),
+                [[1, 0], [1, 1], [0, 1], [0, 0]][: len(classes)],
+            ),
+        },
+        coordinates,
+    )
+
+
+def planted(chapter, noise=0.2, seed=0):
+    ds = dataset(seed=seed)
+    table, rng = chapter["yardsticks"](ds), np.random.default_rng(seed)
+    of_words = pd.Series(3 * rng.normal(size=ds.sizes["asked"]), ds.asked.values)
+    attraction = table["first"].map(of_words) + table["second"].map(of_words)
+    columns = ["sentence embedding", "rank in the list", "letters"]
+    parts = [(table[name] / table[name].std()).values for name in columns] + [0 * attraction.values]
+    scores = np.array(parts) + attraction.values + noise * rng.normal(size=(4, len(table)))
+    return ds.assign(within_class=(("layer", "head", "word_pair"), scores[None]))
+
+
+def names_of(chapter):
+    return ["sentence embedding", "letters", "own input embedding", *chapter["FACTS"]]
+
+
+def test_the_largest_coefficient_is_that_of_what_a_head_compares(chapter):
+    names = names_of(chapter)
+    values = chapter["within_classes"](planted(chapter), names, chapter["coefficients"])
+    means = values.mean("prompt").isel(layer=0)
+    for head, name in enumerate(("sentence embedding", "rank in the list", "letters")):
+        largest = means.isel(head=head)
+        assert largest.yardstick[int(largest.argmax("yardstick"))].item() == name
+        assert float(largest.max()) > 0.7 > 0.3 > float(abs(largest.drop_sel(yardstick=name)).max())
+    # the attraction of words leaves nothing but noise
+    assert float(abs(means.isel(head=3)).max()) < 0.4
+
+
+def test_coefficients_are_those_of_least_squares_with_a_number_for_each_word(chapter):
+    ds, names = dataset(), names_of(chapter)
+    values = chapter["within_classes"](ds, names, chapter["coefficients"])
+    table = chapter["yardsticks"](ds)
+    for i, name in enumerate(CLASSES):
+        part = table[table["class"] == name]
+        words = sorted({*part["first"], *part["second"]})
+        ends = zip(part["first"], part["second"], strict=True)
+        dummies = np.array([[word in pair for word in words] for pair in ends], float)
+        y = part[names].values.astype(float)
+        for head in range(4):
+            s = ds.within_class.values[0, head, part.index]
+            slopes = np.linalg.lstsq(np.hstack([dummies, y]), s, rcond=None)[0][len(words) :]
+            rest = [np.std(x - dummies @ np.linalg.lstsq(dummies, x, rcond=None)[0])
+                    for x in (s, *y.T)]  # fmt: skip
+            varies = np.array(rest[1:]) > 1e-9
+            expected = np.where(varies, slopes * rest[1:] / rest[0], 0)
+            assert values.values[i, 0, head] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_correlation_is_that_of_the_centred_values(chapter):
+    ds = dataset()
+    values = chapter["within_classes"](ds, ["letters"], chapter["correlations"])
+    table = chapter["yardsticks"](ds)
+    part = table[table["class"] == "fruit"]
+    square = {name: np.zeros((12, 12)) for name in ("s", "y")}
+    words = list(dict.fromkeys([*part["first"], *part["second"]]))
+    for at, row in part.iterrows():
+        i, j = words.index(row["first"]), words.index(row["second"])
+        square["s"][i, j] = square["s"][j, i] = ds.within_class.values[0, 2, at]
+        square["y"][i, j] = square["y"][j, i] = row["letters"]
+    off = ~np.eye(12, dtype=bool)
+    for matrix in square.values():
+        for _ in range(500):  # rows and columns in turn, without the diagonal
+            matrix -= np.where(off, matrix.sum(1, keepdims=True) / 11, 0)
+            matrix -= np.where(off, matrix.sum(0, keepdims=True) / 11, 0)
+    expected = np.corrcoef(square["s"][off], square["y"][off])[0, 1]
+    assert values.sel(prompt="fruit").isel(layer=0, head=2).item() == pytest.approx(expected)
+
+
+def test_words_of_users_are_left_out(chapter):
+    values = chapter["within_classes"](
+        dataset(["animal", "mine"]), ["letters"], chapter["correlations"]
+    )
+    assert values.sel(prompt="animal").notnull().all() and values.sel(prompt="mine").isnull().all()
+
+
+def test_selected_heads_are_those_of_other_class_pairs_and_a_class_without_any_is_left_out(chapter):
+    ds = dataset()
+    values = xr.DataArray(
+        np.arange(16.0).reshape(4, 1, 4), {"prompt": CLASSES}, ("prompt", "layer", "head")
+    )
+    means = chapter["of_selected"](ds, values)
+    assert means.to_series().to_dict() == {"animal": 0.0, "country": 5.5, "fruit": 11.0}
+
+
+def test_the_picture_shows_differences_within_a_row_and_a_class_pair(chapter):
+    ds = dataset()
+    scores = chapter["scores"](ds, "0-3")
+    nats = 0.2 * ds.similarity.sel(selected_head="0-3").values
+    for half in (slice(0, 24), slice(24, 48)):
+        expected = nats[:, half] - nats[:, half].mean(1, keepdims=True)
+        assert scores[:, half] == pytest.approx(expected)
+
+
+def test_a_place_counts_the_heads_before(chapter):
+    values = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
+    assert chapter["place"](values, (0, 1)) == "1 of 4"
+    assert chapter["place"](values, (0, 0)) == "4 of 4"
