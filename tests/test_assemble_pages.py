@@ -120,3 +120,18 @@ def test_the_name_of_a_figure_is_at_its_top(tmp_path):
     table, below, after = (out["data"]["text/html"] for out in made["cells"][0]["outputs"])
     assert table == '<div class="figure-top" id="fig-2-1"></div><table></table>'
     assert below == caption.replace(' id="fig-2-1"', "") and after == "<p>After</p>"
+
+
+def test_a_figure_of_a_chapter_is_shown_on_another_page(tmp_path):
+    caption = '<p class="caption" id="fig-4-5"><b>Figure 4.5.</b> Points.</p>'
+    shown = [{"data": {VEGA: {"mark": "bar"}, "image/svg+xml": "<svg/>"}}]
+    shown.append({"data": {"text/html": caption}})
+    chapters = tmp_path / "_build/chapters"
+    chapters.mkdir(parents=True)
+    cells = [{"cell_type": "code", "outputs": shown}]
+    (chapters / "04-attention-weights.ipynb").write_text(json.dumps({"cells": cells}))
+    text = assemble_pages.filled('<div data-figure="13.1 4.5"></div>', tmp_path)
+    assert text.startswith('<div class="chart" data-name="fig-4-5">') and "\n\n" not in text
+    link = '<a href="04-attention-weights.html#fig-4-5">Figure 4.5</a>'
+    assert text.endswith(f'<p class="caption"><b>{link}.</b> Points.</p>')
+    assert "not made" in assemble_pages.filled('<div data-figure="13.1"></div>', tmp_path)

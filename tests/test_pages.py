@@ -112,7 +112,7 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
         fragment = page.locator("#opening-page").evaluate("e => e.outerHTML")
         links = page.locator(".opening-links a")
         leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-        pages = ["playground-page.html", "figure-by-figure.html"]
+        pages = ["story.html", "playground-page.html", "figure-by-figure.html"]
         assert leads == [*pages, "#run"]
     assert max(ends.values()) <= height, ends
     files = [
@@ -121,6 +121,22 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
     ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
     assert re.search(r"Of \d+ tests of \d+ results of the paper, <b>\d+ agree", fragment)
+
+
+@needs_browser
+@needs_book
+def test_each_picture_of_the_story_is_a_slide_with_an_answer(home):
+    with browser(f"{home}book/story.html", 1400, 1000, home) as page:
+        page.wait_for_function(DRAWN)
+        slides = page.locator(".bd-article > section > section:has(details)")
+        answers = page.locator(".bd-article > section > section > details:not([open])")
+        assert slides.count() == answers.count() == 6
+        button = slides.nth(2).locator(".full-screen")
+        button.click()
+        page.wait_for_function("document.fullscreenElement?.id === 'the-catch'")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("document.fullscreenElement?.id === 'the-fair-test'")
+        assert broken_rules(page) == []
 
 
 SHOWN = """() => ({

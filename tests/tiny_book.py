@@ -58,7 +58,7 @@ def make(home):
         "data/models/mini-gpt2",
     ):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("opening_page", "verdict_map", "playground_page", "explorer"):
+    for name in ("opening_page", "verdict_map", "story", "playground_page", "explorer"):
         (home / f"book/_ext/{name}.py").write_text(WITHOUT)
     for name in (
         "Snakefile",

@@ -14,14 +14,17 @@ from pathlib import Path
 
 import launch
 import opening_page
+import story
 import verdict_map
 import yaml
 from towerlab.building import FAILED, failure, listed
 from twotowers.figures import VEGA
+from twotowers.paths import chapter_names
 
 # An empty corner of a table, which is no header
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 CAPTION = re.compile(r'<p class="caption" id="(fig-[\w-]+)">')
+FIGURE = re.compile(r'<div data-figure="([\d. ]+)"></div>')
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = (
@@ -165,6 +168,46 @@ def drawing(svg: str, parts: str) -> str:
     return f'<div class="map" aria-hidden="true">{svg.strip()}</div>'
 
 
+def chapter_figure(home: Path, numbers: str) -> str:
+    """Return a chart of an executed chapter with its caption, for another page.
+
+    Args:
+        home: Folder of the book.
+        numbers: Numbers of figures, such as "13.1 4.5". The first one that was made is shown.
+    """
+    for number in numbers.split():
+        name = f"fig-{number.replace('.', '-')}"
+        stem = chapter_names().get(number.partition(".")[0], "")
+        executed = home / f"_build/chapters/{stem}.ipynb"
+        cells = json.loads(executed.read_text("utf8"))["cells"] if executed.is_file() else []
+        for shown, below in (
+            pair for cell in cells for pair in itertools.pairwise(cell.get("outputs", []))
+        ):
+            html = "".join(below.get("data", {}).get("text/html", ""))
+            if f'id="{name}"' in html and VEGA in shown["data"]:
+                link = f'<a href="{stem}.html#{name}">Figure {number}</a>'
+                caption = html.replace(f' id="{name}"', "").replace(f"Figure {number}", link)
+                return chart(shown["data"], name, home / "_build/pictures") + caption
+    return "<p>This figure was not made.</p>"
+
+
+def filled(text: str, home: Path) -> str:
+    """Return Markdown with drawings, charts and pictures in place of their marks.
+
+    Args:
+        text: Markdown.
+        home: Folder of the book.
+    """
+    svg = (home / "book/map.svg").read_text("utf8") if MAP.search(text) else ""
+    text = launch.links(MAP.sub(lambda match: drawing(svg, match[1]), text))
+    text = FIGURE.sub(lambda match: chapter_figure(home, match[1]), text)
+    for module in (opening_page, verdict_map, story):
+        text = module.MARK.sub(
+            lambda match, made=module: made.drawn(home / "_build", *match.groups()), text
+        )
+    return text
+
+
 def page(home: Path, source: Path) -> bytes:
     """Return a chapter as it was last executed without a failure, otherwise its source.
 
@@ -180,15 +223,9 @@ def page(home: Path, source: Path) -> bytes:
     notebook = json.loads(path.read_text("utf8"))
     notebook = prepare_notebook(notebook, home / "_build/pictures", source.name)
 
-    def draw(match: re.Match) -> str:
-        return drawing((home / "book/map.svg").read_text("utf8"), match[1])
-
     words = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     for cell in words:
-        text = launch.links(MAP.sub(draw, "".join(cell["source"])))
-        for module in (opening_page, verdict_map):
-            text = module.MARK.sub(lambda _, made=module: made.drawn(home / "_build"), text)
-        cell["source"] = text
+        cell["source"] = filled("".join(cell["source"]), home)
     if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
@@ -222,7 +259,7 @@ def assemble_pages(home: Path, target: Path) -> None:
         if notebook.is_file():
             contents[f"{name}.ipynb"] = page(home, notebook)
         else:
-            contents[f"{name}.md"] = launch.links(markdown.read_text("utf8")).encode()
+            contents[f"{name}.md"] = filled(markdown.read_text("utf8"), home).encode()
     for source in (
         *files_in(home / "book", "*.svg"),
         *files_in(home / "book/_ext", "*.py"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import explorer
 import opening_page
 import playground_page
+import story
 import vl_convert
 from sphinx.errors import ExtensionError
 
@@ -87,5 +88,6 @@ def setup(app) -> dict:
     app.connect("html-page-context", playground_page.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
     app.connect("html-page-context", opening_page.add_scripts)
+    app.connect("html-page-context", story.add_scripts)
     # A new number lets Sphinx read all pages again.
     return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}

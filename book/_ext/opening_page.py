@@ -1,10 +1,8 @@
-"""The first screen of the opening page: the paper's prompt, the results, and links to pages.
+"""The first screen of the opening page: the answer, a live prompt, the results, and links.
 
     MARK.sub(lambda _: drawn(Path("_build")), text)
 
-All of it is computed when the pages are put together. The numbers of the prompt are computed with
-the included model. When a button is pressed, `opening-page.js` loads the playground's engine, which
-then computes the numbers.
+All of it is computed when the pages are put together, from measurements and verdicts.
 """
 
 from __future__ import annotations
@@ -14,133 +12,31 @@ import re
 from html import escape, unescape
 from pathlib import Path
 
+import live_prompt
 import numpy as np
 import pandas as pd
-import playground_page
 import verdict_map
 import vl_convert
 import xarray as xr
 import yaml
-from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
-from towerlab.model import loading
-from towerlab.prompts.paper_sets import CASE as EXAMPLE
+from live_prompt import percent
 from twotowers import claims, evidence, files, strips
-from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder
 from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
-BUTTONS = {
-    "Move the matching examples away": "put the numbers first",
-    "Swap the labels": "swap the labels",
-    SWITCH_OFF: "switch off {} heads",
-}
-"""Button of each scene of the playground"""
 ENTRY_POINTS = {
+    "story.html": "The story in six pictures",
     "playground-page.html": "Playground",
     "figure-by-figure.html": "Figure by figure",
     "#run": "Run your model",
 }
 ORDERS = ("words", "paper_changes")  # suite and measurement of the paper's prompts in both orders
-NUMBERS = ("no", "one", "two", "three", "four", "five")
-LOADED = playground_page.SCRIPTS[:5]  # scripts that the first press of a button loads
 DESCRIPTION = (
     "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
     "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
     "in the page and against controls."
 )
-
-
-def percent(p: float) -> str:
-    """Return a percentage as `percent` of playground-draw.js does.
-
-    Args:
-        p: Share.
-    """
-    return "<1%" if 0 < p < 0.005 else f"{int(100 * p + 0.5)}%"
-
-
-def bar(parts: dict[str, float]) -> str:
-    """Return shares side by side as a picture, each in the colour of its label.
-
-    It is a picture because a policy may forbid styles in a tag.
-
-    Args:
-        parts: Shares by label.
-    """
-    rects, at = "", 0.0
-    for label, part in parts.items():
-        rects += f'<rect class="of-{label}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
-        at += part
-    view = 'viewBox="0 0 1 1" preserveAspectRatio="none"'
-    return f'<svg class="opening-bar" {view} aria-hidden="true">{rects}</svg>'
-
-
-def titles(*names: str) -> str:
-    """Return titles of columns.
-
-    Args:
-        *names: The titles.
-    """
-    return "".join(f'<th scope="col">{name}</th>' for name in names)
-
-
-def live(build: Path) -> str:
-    """Return the paper's prompt with attention on each label, the answer, and three buttons.
-
-    The attention is the mean over the heads that write most.
-
-    Args:
-        build: Folder of built files.
-    """
-    model = loading.load(playground_page.MODEL)
-    named, _ = playground_page.heads(playground_page.latest(build))
-    heads = tuple(map(Head.parse, named)) or strongest(zeroing_effect(model, EXAMPLE).heads)
-    effects = {
-        scene: zeroing_effect(model, SCENES[scene](EXAMPLE))
-        if scene in SCENES
-        else zeroing_effect(model, EXAMPLE, heads)
-        for scene in BUTTONS
-    }
-    plain, many = effects[SWITCH_OFF], NUMBERS[len(heads)]
-    p = plain.answer.set_index("token")["before"]
-    answers = p[sorted(EXAMPLE.labels)].to_dict()
-    said, answers["other"] = p.idxmax(), max(0.0, 1 - sum(answers.values()))
-    shares = ", ".join(f"{word} {percent(share)}" for word, share in answers.items()).replace(
-        "other", "other words"
-    )
-    rows = "".join(
-        f'<tr><th scope="row">{d.text}</th><td>: <b class="of-{d.label}">{d.label}</b></td>'
-        f"<td>{bar({d.label: look})}<span>{escape(percent(look))}</span></td></tr>"
-        for d, look in zip(EXAMPLE.demonstrations, plain.attention["before"], strict=True)
-    )
-    rows += (
-        '</tbody><tbody><tr class="opening-head">'
-        f"{titles('query', 'answer', 'its probability')}</tr>"
-        f'<tr class="opening-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
-        f'class="of-{said}">{said}</b></td>'
-        f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
-    )
-    buttons = {scene: text.format(many) for scene, text in BUTTONS.items()}
-    pressed = "".join(
-        f'<button type="button" aria-pressed="false" data-scene="{s}">{text}</button>'
-        for s, text in buttons.items()
-    )
-    without = "".join(
-        f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items()
-    )
-    told = "Press a button: a small model runs in this page."
-    return (
-        f'<section class="opening-live" data-heads="{" ".join(map(str, heads))}" '
-        f'data-scripts="{" ".join(LOADED)}"><h2>Try it: which label follows “{EXAMPLE.query}”?</h2>'
-        f"<table><thead><tr>{titles('text', 'label', f'attention of {many} heads')}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>"
-        f'<p class="opening-says" aria-live="polite">It says <b>{said}</b>: {escape(shares)}.</p>'
-        '<div class="opening-buttons" role="group" aria-label="Change the prompt or the '
-        f'model">{pressed}</div><p class="opening-told" role="status">{told}</p>'
-        f"<noscript><style>.opening-buttons, .opening-told {{ display: none }}</style><p>What a "
-        f"change of it does:</p><ul>{without}</ul></noscript></section>"
-    )
 
 
 def sentences(rows: pd.DataFrame) -> dict[str, str]:
@@ -247,7 +143,8 @@ def _both_orders(model: str, first: float, last: float) -> str:
         f'text-anchor="{texts[value][1]}">{escape(percent(value))}</text>'
         for name, value in (("first", first), ("last", last))
     )
-    label = f"{shown_name(model)}: {percent(last)} right labels last, {percent(first)} first"
+    shares = f"{percent(last)} right labels last, {percent(first)} first"
+    label = f"{shown_name(model)}: {shares}"
     chance = scale.place(0.5)
     return (
         f'<svg class="track" width="100%" height="26" role="img" aria-label="{escape(label)}">'
@@ -319,8 +216,9 @@ def drawn(build: Path) -> str:
     rows = evidence.read(build / "evidence", statements)
     links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
-        f'<div id="opening-page" class="opening">{answer(rows)}{live(build)}{catch(build, rows)}'
-        f'{cards(build, rows)}<nav class="opening-links" aria-label="Where to go">{links}</nav>'
+        f'<div id="opening-page" class="opening">{answer(rows)}{live_prompt.drawn(build)}'
+        f"{catch(build, rows)}{cards(build, rows)}"
+        f'<nav class="opening-links" aria-label="Where to go">{links}</nav>'
         f'<p class="opening-by">{escape(_byline())}</p></div>'
     )
 

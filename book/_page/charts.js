@@ -124,9 +124,16 @@
     chart.after(line);
   }
 
-  function drawAll() {
+  // A chart in a closed answer has no width to fill: it is drawn when the answer is opened.
+  const hidden = (element) => !element.parentElement.clientWidth;
+  addEventListener("toggle", ({ target }) => {
+    if (target.open) last = last.then(() => drawAll(target.querySelectorAll("div.chart:not(:has(svg))")));
+  }, true);
+
+  function drawAll(elements = document.querySelectorAll("div.chart")) {
     const all = [];
-    for (const element of document.querySelectorAll("div.chart")) {
+    for (const element of elements) {
+      if (hidden(element)) continue;
       const drawn = async () => draw(element, JSON.parse(element.nextElementSibling.textContent));
       all.push(drawn().catch((error) => {  // no vega.js, or a page that may not evaluate: as without JavaScript
         const picture = element.nextElementSibling.nextElementSibling;
@@ -143,7 +150,7 @@
   addEventListener("resize", () => {  // a tablet is turned, a window docked; a phone's bars that come and go change no width
     clearTimeout(soon);
     soon = setTimeout(() => {
-      if (width !== window.innerWidth && !matchMedia("print").matches) last = last.then(drawAll);  // one drawing at a time
+      if (width !== window.innerWidth && !matchMedia("print").matches) last = last.then(() => drawAll());  // one drawing at a time
       width = window.innerWidth;
     }, 150);
   });
