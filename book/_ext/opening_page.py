@@ -20,7 +20,7 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import claims, evidence, files, strips
+from twotowers import claims, evidence, files, paper_results, strips
 from twotowers.paths import chapter_number, data_folder
 from twotowers.tables import shown_name
 
@@ -98,7 +98,7 @@ def accuracies(build: Path) -> pd.DataFrame:
     rates = {}
     for path in (*(path for key, path in precomputed if key[1:] == ORDERS), *built):
         with xr.open_dataset(path) as changes:
-            is_right = changes["logit_difference"].sel(change=evidence.BALANCED) > 0
+            is_right = changes["logit_difference"].sel(change=paper_results.BALANCED) > 0
             share = is_right.mean("prompt").to_series()
         places = np.where(share.index.str.startswith("true first"), "first", "last")
         rates[path.parts[-3]] = share.groupby(places).mean()
