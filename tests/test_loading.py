@@ -1,9 +1,12 @@
 """Loading a model: what is taken, what is refused in one line, what a fingerprint follows."""
 
+import hashlib
 import json
+import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,12 @@ import transformers
 from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
-from towerlab.model import loading, proof
+from towerlab.measure.pipeline import Pipeline
+from towerlab.model import checkpoint, loading, proof
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.capture import capture
+from twotowers.errors import TwoTowersError
+from twotowers.settings import Settings
 
 
 def not_loaded(name, words: str, **options) -> None:
@@ -28,7 +34,7 @@ def test_every_architecture_loads_from_a_folder_and_is_proven(save, kind):
     model = loading.load(folder)
     assert model.architecture is ARCHITECTURES[kind.split()[0]]
     assert max(proof.prove(model).values()) < 1e-4
-    assert model.fingerprint == loading.fingerprint(str(folder))
+    assert model.fingerprint == checkpoint.fingerprint(str(folder))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -196,37 +202,103 @@ def test_a_model_in_several_files_must_have_them_all(save):
     folder = save("gpt2")
     (folder / "model.safetensors").unlink()
     tiny("gpt2", torch.float32).hf.save_pretrained(folder, max_shard_size="20KB")
-    assert loading.load(folder).fingerprint == loading.fingerprint(str(folder))
+    assert loading.load(folder).fingerprint == checkpoint.fingerprint(str(folder))
     part = next(folder.glob("model-00002-of-*"))
     part.unlink()
-    not_loaded(folder, f"cannot load .*{part.name}")
+    not_loaded(folder, f"cannot read .*{part.name}': No such file.*one whole checkpoint")
 
 
-@pytest.mark.parametrize("name", ["./no-such-folder", "a/b/c", " ", "x" * 5000, "no-such.gguf"])
-def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
-    for refuse in (loading.load, loading.fingerprint, loading.check):
-        refused(r"unknown model .*mini-gpt2.*smollm2-135m", refuse, name)
-
-
-def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(
-    save, tmp_path, monkeypatch
-):
-    from huggingface_hub import snapshot_download
-
-    folder = tmp_path / "hub" / "models--some--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    (folder / "snapshots").mkdir()
-    save("gpt2").rename(folder / "snapshots" / ("0" * 40))
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda *args, **kwargs: snapshot_download(
-            *args, **kwargs, cache_dir=tmp_path / "hub", local_files_only=True
-        ),
+def in_odd_shards(folder, change=None):
+    """Two shards with names that only the index knows, as some repositories have."""
+    whole = load_file(folder / WEIGHTS)
+    if change:
+        whole["transformer.h.2.mlp.c_fc.weight"] = change(whole["transformer.h.2.mlp.c_fc.weight"])
+    shards = {name: f"{WEIGHTS}-0000{i % 2}-of-00002.safetensors" for i, name in enumerate(whole)}
+    for shard in {*shards.values()}:
+        tensors = {name: whole[name] for name in whole if shards[name] == shard}
+        save_file(tensors, folder / shard, metadata={"format": "pt"})
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": shards})
     )
-    assert loading.load("some/model").fingerprint == loading.fingerprint("some/model")
-    assert loading.fingerprint("some/model").startswith("some/model@")
-    not_loaded("no-such-owner/no-such-model", "unknown model")
+    return folder
+
+
+def test_a_fingerprint_follows_the_files_that_the_index_names(save):
+    model = loading.load(in_odd_shards(save("gpt2")))
+    other = loading.load(in_odd_shards(save("gpt2"), lambda weight: 2 * weight))
+    assert model.fingerprint != other.fingerprint
+    (save("gpt2") / "model-00001-of-00009.safetensors").write_bytes(b"never read")
+    assert loading.load(in_odd_shards(save("gpt2"))).fingerprint == model.fingerprint
+    not_loaded(in_odd_shards(save("gpt2"), lambda weight: weight.to(torch.int8)), "got I8")
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": {"a": 1}}', "{"])
+def test_an_index_that_names_no_files_is_refused(save, index):
+    folder = save("gpt2")
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(index)
+    not_loaded(folder, r"cannot read .*index.json'.*one whole checkpoint")
+
+
+def test_weights_that_change_while_they_are_read_are_refused(save, monkeypatch):
+    folder = save("gpt2")
+    change = partial(changing("c_fc", lambda weight: 2 * weight), folder / WEIGHTS)
+    read = loading._tokenizer
+    monkeypatch.setattr(loading, "_tokenizer", lambda folder: (change(), read(folder))[1])
+    not_loaded(folder, "its files changed while they were read; wait .* run the same command")
+
+
+def test_weights_that_change_before_they_are_read_do_not_get_the_old_fingerprint(save, tmp_path):
+    folder = save("gpt2")
+    pipeline = Pipeline(Settings(model=str(folder)))
+    digits = pipeline.fingerprint.partition("@")[2]
+    changing("c_fc", lambda weight: 2 * weight)(folder / WEIGHTS)
+    with pytest.raises(TwoTowersError, match=f"expected those of the fingerprint {digits}, got "):
+        pipeline.model  # noqa: B018
+
+
+def test_a_loaded_model_does_not_follow_its_files(save):
+    folder = save("gpt2")
+    model = loading.load(folder)
+    before = {name: weight.clone() for name, weight in model.hf.named_parameters()}
+    with (folder / WEIGHTS).open("r+b") as file:  # in place, as `cp` writes
+        file.seek(4096)
+        file.write(bytes(9000))
+    for name, weight in model.hf.named_parameters():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_a_large_file_is_hashed_once_in_each_state(save, monkeypatch):
+    monkeypatch.setattr(checkpoint, "LARGE", 1000)
+    monkeypatch.setattr(checkpoint, "SETTLED", -1)
+    folder, hashed = save("gpt2"), []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or digest(file, kind)
+    )
+    weights = str(folder / WEIGHTS)
+    first = checkpoint.fingerprint(str(folder))
+    assert checkpoint.fingerprint(str(folder)) == first and hashed.count(weights) == 1
+    about = os.stat(weights)
+    content = Path(weights).read_bytes()
+    Path(weights).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))  # as `rsync --times` leaves it
+    assert checkpoint.fingerprint(str(folder)) != first and hashed.count(weights) == 2
+
+
+def test_a_file_that_changed_a_moment_ago_is_hashed_each_time(save, monkeypatch):
+    """The clock of a file system may not tell two changes apart."""
+    monkeypatch.setattr(checkpoint, "LARGE", 1000)
+    folder = str(save("gpt2"))
+    monkeypatch.setattr(checkpoint, "atomic_write", None)  # nothing is remembered
+    assert checkpoint.fingerprint(folder) == checkpoint.fingerprint(folder)
+
+
+@pytest.mark.parametrize("name", ["./no-such-folder", "a/b/c", " ", "x" * 5000, "a\nb"])
+def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
+    for refuse in (loading.load, checkpoint.fingerprint, loading.check):
+        refused(r"unknown model .*mini-gpt2.*smollm2-135m.*; check the name", refuse, name)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
@@ -237,22 +309,22 @@ def test_a_missing_device_or_unknown_dtype_is_refused(device):
 
 def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
     folder = save("gpt2")
-    whole = loading.fingerprint(str(folder))
+    whole = checkpoint.fingerprint(str(folder))
     assert whole.startswith("gpt2@") and len(whole.split("@")[1]) == 12
     (folder / "README.md").write_text("a card")
-    assert loading.fingerprint(str(folder)) == whole
+    assert checkpoint.fingerprint(str(folder)) == whole
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert loading.fingerprint(str(folder)) != whole, name
+        assert checkpoint.fingerprint(str(folder)) != whole, name
         (folder / name).write_bytes(content)
-    assert loading.fingerprint(str(save("gpt2", layer_norm_epsilon=1e-6))) != whole
+    assert checkpoint.fingerprint(str(save("gpt2", layer_norm_epsilon=1e-6))) != whole
 
 
 def test_a_precomputed_model_is_known_by_its_files_without_torch_and_its_weights_are_asked_for():
     code = (
-        "import sys; from towerlab.model import loading;"
-        "print(*map(loading.fingerprint, ('mini-gpt2', 'smollm2-135m')));"
+        "import sys; from towerlab.model import checkpoint, loading;"
+        "print(*map(checkpoint.fingerprint, ('mini-gpt2', 'smollm2-135m')));"
         "loading.check('smollm2-135m');"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )

@@ -16,7 +16,8 @@ def design(words, monkeypatch, **settings) -> pipeline.Design:
     """A design whose tokenizer knows a few words."""
     monkeypatch.setattr(pipeline, "read_label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = word_tokenizer(["?", ":", *words])
-    return pipeline.Design(Settings.from_values(settings), tokenizer, 64, xr.Dataset)
+    some = Settings.from_values(settings)
+    return pipeline.Design(some, tokenizer, 64, xr.Dataset, some.model)
 
 
 def test_an_empty_setting_is_the_default_and_the_model_has_a_name():

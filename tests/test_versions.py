@@ -26,6 +26,8 @@ from twotowers.settings import Settings
 LEFT_OUT = {
     "towerlab.measure.cache",
     "towerlab.model.architectures",
+    "towerlab.model.checkpoint",
+    "towerlab.model.hub",
     "towerlab.model.loading",
     "towerlab.model.proof",
     "towerlab.progress",

@@ -35,7 +35,7 @@ from gguf import GGUFReader, LlamaFileType
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
-from towerlab.model.loading import CONFIG, MADE_FROM, folder_digest
+from towerlab.model.checkpoint import MADE_FROM, folder_digest
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import SpmConverter
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -47,6 +47,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from transformers.tokenization_utils_base import generate_merges
 from transformers.utils import logging
 from twotowers.errors import TwoTowersError
+from twotowers.names import CONFIG
 from twotowers.paths import data_folder
 from twotowers.tables import read_csv
 

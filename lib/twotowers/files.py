@@ -30,6 +30,7 @@ import xarray as xr
 
 from twotowers.catalogue import catalogue, fault, row_of, versions
 from twotowers.errors import TwoTowersError
+from twotowers.names import precomputed_models
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -218,12 +219,6 @@ def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:
     return data.isel(prompt=are_names == (labels == "names"))
 
 
-def precomputed_models() -> dict[str, Path]:
-    """Return the folder of every model with precomputed measurements."""
-    folders = sorted((data_folder() / "measurements").glob("[!.]*"))
-    return {path.name: path for path in folders if path.is_dir()}
-
-
 def precomputed_fingerprint(model: str) -> str | None:
     """Return the fingerprint of a precomputed model, None if there is no such model.
 
@@ -271,9 +266,12 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
             f"{made[0]} ({made[1]}); remove this copy"
         )
     if json.loads(data.attrs["identity"])["versions"] != versions(name):
+        source = data.attrs["fingerprint"].partition("@")[0]
+        option = "" if suite == "words" else f" --suite {suite}"
         raise TwoTowersError(
             f"cannot use '{path}': expected the current versions of the code; run `twotowers "
-            f"precompute {model} {name}`"
+            f"precompute MODEL {name}{option}`, where MODEL is the folder or Hugging Face id of "
+            f"'{source}'"
         )
     return data
 

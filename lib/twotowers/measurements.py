@@ -20,7 +20,7 @@ import xarray as xr
 from twotowers import catalogue, files, pages
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import TwoTowersError
-from twotowers.paths import is_local, slug
+from twotowers.names import is_local, slug
 from twotowers.settings import Settings
 
 BACKEND = "towerlab.measure.pipeline"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from twotowers.errors import TwoTowersError
@@ -83,28 +82,3 @@ def included_models() -> dict[str, Path]:
     """
     configs = sorted(data_folder().glob("models/*/config.json"))
     return {config.parent.name: config.parent for config in configs}
-
-
-def is_local(model: str) -> bool:
-    """Return whether a model is a folder on this machine.
-
-    The name of such a folder does not identify the model.
-
-    Args:
-        model: Name, folder or Hugging Face id of a model.
-    """
-    return model not in included_models() and Path(model).exists()
-
-
-def slug(model: str) -> str:
-    """Return a model as a folder name.
-
-    This is a known name, the last part of a folder's path, or a Hugging Face id with "--" in place
-    of "/".
-
-    Args:
-        model: Name, folder or Hugging Face id of a model.
-    """
-    if is_local(model):
-        model = Path(model).resolve().name
-    return re.sub(r"[^\w.-]+", "--", model.strip("/"))

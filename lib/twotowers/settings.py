@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from twotowers.errors import TwoTowersError
+from twotowers.names import second_meaning
 from twotowers.paths import build_folder, data_folder
 from twotowers.tables import Row, first_fault, read_table
 
@@ -95,6 +96,14 @@ def _pairs(value: Any) -> list[str]:
     return pairs
 
 
+def _model(value: str) -> str:
+    """Return the name of one model, in which "~" is home."""
+    model = os.path.expanduser(value)
+    if fault := second_meaning(model):
+        raise TwoTowersError(fault)
+    return model
+
+
 def _out(value: str) -> str:
     """Return the default folder inside the project, or any other folder, in which "~" is home."""
     folder = str(build_folder() / "measurements") if value == OUT else os.path.expanduser(value)
@@ -115,8 +124,9 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True
     )
 
-    model: Annotated[str, AfterValidator(os.path.expanduser), Field(min_length=1)] = "mini-gpt2"
-    """name of an included or precomputed model, folder, or Hugging Face id"""
+    model: Annotated[str, AfterValidator(_model), Field(min_length=1)] = "mini-gpt2"
+    """name of an included or precomputed model, folder (./NAME if a model has its name), or Hugging
+    Face id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts of the prompts: words, sentences (the book's own) or published (public data sets)"""
     evaluation_blocks: Count = 50

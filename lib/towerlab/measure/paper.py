@@ -18,7 +18,7 @@ import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
-from twotowers.paths import slug
+from twotowers.names import slug
 from twotowers.settings import SEPARATORS
 
 from towerlab.measure.conditions import attention_in

@@ -31,12 +31,13 @@ from twotowers import catalogue, files, head_selection
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
-from twotowers.paths import included_models, is_local, slug
+from twotowers.names import is_local, slug
+from twotowers.paths import included_models
 from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
 from towerlab.measure import cache
 from towerlab.measure.recipe import Recipe, joined
-from towerlab.model import loading
+from towerlab.model import checkpoint, loading
 from towerlab.progress import progress, say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import draw_blocks
@@ -128,6 +129,8 @@ class Design:
     """Maximum number of tokens of a prompt"""
     answers: Callable[[], xr.Dataset]
     """Function that returns the answers in every template that the settings leave open"""
+    model: str
+    """Name of the model among measurements, which a copy of an included model shares"""
 
     @cached_property
     def class_pairs(self) -> tuple[str, ...]:
@@ -148,7 +151,7 @@ class Design:
     @property
     def _default_pairs(self) -> tuple[str, ...]:
         """Default label pairs; an included model has the label pairs that it was trained on."""
-        if self.settings.model in included_models():
+        if self.model in included_models():
             return read_label_pairs(("nonsense",))
         words = self.settings.suite == "words"
         return read_label_pairs() if words else read_label_pairs(("nonsense", "plain"))
@@ -163,7 +166,7 @@ class Design:
             TwoTowersError: If the tokenizer can encode no label pair.
         """
         reasons: dict[str, str] = {}
-        n, model = len(self.class_pairs), slug(self.settings.model)
+        n, model = len(self.class_pairs), self.model
         for pair in () if self.settings.label_pairs else self._default_pairs:
             try:
                 # A block of each class pair is tried, since classes may be the labels.
@@ -298,7 +301,7 @@ class Design:
     @property
     def n_prompts(self) -> int:
         """Number of prompts of each of the paper's own sets."""
-        default = 200 if self.settings.model in included_models() else QUICK_PROMPTS
+        default = 200 if self.model in included_models() else QUICK_PROMPTS
         return self.settings.prompts or default
 
 
@@ -320,21 +323,35 @@ class Pipeline:
         name = slug(self.settings.model)
         if not is_local(self.settings.model):
             return name
-        included = loading.fingerprint(name) if name in included_models() else None
+        folder = included_models().get(name)
+        included = checkpoint.fingerprint_of_folder(folder) if folder else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
         return f"{name}--{self.fingerprint.partition('@')[2][: cache.DIGITS_OF_NAMES]}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the model: see `loading.fingerprint`."""
-        return loading.fingerprint(self.settings.model)
+        """Fingerprint of the model: see `checkpoint.fingerprint`."""
+        return checkpoint.fingerprint(self.settings.model)
 
     @cached_property
     def model(self) -> Model:
-        """The model, whose weights are read when a measurement is first made."""
+        """The model, whose weights are read when a measurement is first made.
+
+        Raises:
+            TwoTowersError: If it cannot be loaded, or if its files are other than the fingerprint
+                says: they changed, or a precomputed model has other weights by now.
+        """
         options = self.settings.model_dump(include={"dtype", "device", "device_map"})
-        return loading.load(self.settings.model, **options)
+        model = loading.load(self.settings.model, **options)
+        expected, found = (x.partition("@")[2] for x in (self.fingerprint, model.fingerprint))
+        if found != expected:
+            raise TwoTowersError(
+                f"cannot use the weights of '{self.settings.model}': expected those of the "
+                f"fingerprint {expected}, got {found}; run the same command again, and if the "
+                f"model is precomputed, delete data/measurements/{self.name} first"
+            )
+        return model
 
     @cached_property
     def design(self) -> Design:
@@ -344,6 +361,7 @@ class Pipeline:
             self.model.tokenizer,
             self.model.context,
             lambda: self.measured("templates"),
+            self.name,
         )
 
     @cached_property

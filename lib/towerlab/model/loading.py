@@ -2,8 +2,6 @@
 
     >>> load("mini-gpt2")
     Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
-    >>> fingerprint("smollm2-135m")  # precomputed: its files name the weights, which are not here
-    'smollm2-135m@b179c9523d0e'
 
 transformers fills missing weights with random numbers and ignores weights that it does not expect.
 So `load` refuses an incomplete checkpoint, and proves the loaded model (`proof.prove`). It reads no
@@ -14,7 +12,6 @@ torch and transformers are imported in `load`, because importing them takes seco
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -23,24 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twotowers.errors import TwoTowersError
-from twotowers.files import precomputed_fingerprint, precomputed_models
-from twotowers.paths import included_models
+from twotowers.names import CONFIG
 
+from towerlab.model import checkpoint
 from towerlab.model.architectures import ARCHITECTURES
+from towerlab.model.checkpoint import WHOLE
 
 if TYPE_CHECKING:
     from towerlab.model.model import Model
 
-CONFIG, MADE_FROM = "config.json", "made_from"
-"""`made_from` is a field of the config of a converted model: SHA-256 and quantisation of its GGUF
-file, and the digest of the folder that was written"""
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
-             "spiece.model")  # fmt: skip
-WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 FLOATS = ("F64", "F32", "F16", "BF16")
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
 """Tensors of old checkpoints that are not weights: masks, rotary frequencies, a version"""
-WHOLE = "give config, safetensors and tokenizer of one whole checkpoint"
 
 
 def load(
@@ -67,7 +58,6 @@ def load(
             another shape, zero, not finite or not floats, or if the proof fails.
     """
     import torch
-    from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -78,19 +68,13 @@ def load(
     name = str(name)
     check(name, device)
     row = ARCHITECTURES[_read_config(name)["model_type"]]
-    folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
+    folder = checkpoint.locate(name, with_weights=True)
+    before = checkpoint.state(folder)
+    fingerprint = checkpoint.fingerprint_of_files(name)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        for file in folder.glob("model*.safetensors"):
-            with safe_open(file, "pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118
-                    kind = tensors.get_slice(key).get_dtype()
-                    if kind not in FLOATS and not BUFFERS.search(key):
-                        raise TwoTowersError(
-                            f"cannot use {key} of '{name}': expected floats, got {kind}; give the "
-                            "weights before quantisation"
-                        )
+        _check_types(name, folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if refusal := row.refusal(config):
             raise TwoTowersError(f"cannot load '{name}': {refusal}; choose another model")
@@ -106,6 +90,7 @@ def load(
             ignore_mismatched_sizes=True,  # `_check_weights` names them
             trust_remote_code=False,
         )
+        _copy_from_files(hf)
     except (TwoTowersError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # readers raise anything; a panic of Rust is not an Exception
@@ -114,6 +99,11 @@ def load(
             f"cannot load '{name}': {reason}; {WHOLE}, or choose a narrower dtype if memory is "
             "short"
         ) from None
+    if checkpoint.state(folder) != before:
+        raise TwoTowersError(
+            f"cannot load '{name}': its files changed while they were read; wait until no program "
+            "writes them, and run the same command again"
+        )
     _check_weights(name, hf, report)
     rows = hf.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
@@ -123,7 +113,8 @@ def load(
         )
     # Nothing is padded, and transformers warns if a prompt could contain that token.
     hf.config.pad_token_id = None
-    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint(name))
+    hf.config.made_from = checkpoint.made_from(folder)
+    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint)
     prove(model)
     return model
 
@@ -149,7 +140,7 @@ def check(name: str, device: str = "cpu") -> None:
                 f"missing device '{device}': expected a device that PyTorch finds; choose one "
                 "such as cpu"
             ) from None
-    if not _precomputed(name):
+    if not checkpoint.stored_fingerprint(name):
         _read_config(name)
 
 
@@ -160,19 +151,14 @@ def _read_config(name: str) -> dict[str, Any]:
         TwoTowersError: If there is no such model, or if it has an adapter, is quantised, needs its
             own code, or is of an unknown architecture.
     """
-    folder = _folder(name, (CONFIG, "adapter_config.json", *TOKENIZER))
+    folder = checkpoint.locate(name)
     if any(folder.glob("adapter_*")):
         raise TwoTowersError(
             f"cannot load '{name}': it has an adapter (LoRA); merge it with merge_and_unload() of "
             "peft, or remove the adapter's files"
         )
-    try:
-        config = json.loads((folder / CONFIG).read_text("utf8"))
-        kind = str(config["model_type"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TwoTowersError(
-            f"cannot read {CONFIG} of '{name}': {type(error).__name__}: {error}; {WHOLE}"
-        ) from None
+    config = checkpoint.read_config(folder)
+    kind = str(config.get("model_type"))
     if config.get("quantization_config"):
         raise TwoTowersError(
             f"cannot load '{name}': its weights are quantised; give the original weights"
@@ -190,82 +176,26 @@ def _read_config(name: str) -> dict[str, Any]:
     return config
 
 
-def fingerprint(name: str) -> str:
-    """Return `name@` and 12 hexadecimal digits of the hash of a model.
+def _check_types(name: str, folder: Path) -> None:
+    """Raise TwoTowersError if weights are not floats."""
+    from safetensors import safe_open
 
-    The hash is the SHA-256 over config, weights and tokenizer. A converted model has the digits of
-    its GGUF file, as long as the folder is unchanged. A precomputed model has the fingerprint of
-    its measurement files.
-
-    Args:
-        name: Name of a model, as for `load`.
-
-    Returns:
-        The fingerprint, such as "mini-gpt2@75fd623de35f".
-    """
-    if precomputed := _precomputed(name):
-        return precomputed
-    folder = _folder(name, (CONFIG, *TOKENIZER, *WEIGHTS))
-    label = folder.resolve().name if os.path.isdir(name) else name
-    made_from = _read_config(name).get(MADE_FROM, {})
-    digest = folder_digest(folder)
-    if made_from.get("folder") == digest:
-        digest = made_from["sha256"]
-    return f"{label}@{digest[:12]}"
+    for file in checkpoint.weight_files(folder):
+        with safe_open(file, "pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                kind = tensors.get_slice(key).get_dtype()
+                if kind not in FLOATS and not BUFFERS.search(key):
+                    raise TwoTowersError(
+                        f"cannot use {key} of '{name}': expected floats, got {kind}; give the "
+                        "weights before quantisation"
+                    )
 
 
-def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 over the config without `made_from`, the weights and the tokenizer.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        Hexadecimal digits.
-    """
-    digests = {}
-    for pattern in (CONFIG, *TOKENIZER, *WEIGHTS):
-        for file in folder.glob(pattern):
-            with file.open("rb") as content:
-                digests[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
-    config = json.loads((folder / CONFIG).read_text("utf8"))
-    if config.pop(MADE_FROM, None):
-        digests[CONFIG] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _precomputed(name: str) -> str | None:
-    """Return the fingerprint of a precomputed model whose weights are missing, else None."""
-    return None if os.path.exists(name) else precomputed_fingerprint(name)
-
-
-def _folder(name: str, patterns: tuple[str, ...]) -> Path:
-    """Return the folder of a model; matching files of a Hugging Face id are fetched once."""
-    from huggingface_hub import snapshot_download
-
-    folder = included_models().get(name) or Path(name)
-    if os.path.isdir(folder):
-        return folder
-    if os.path.isfile(folder):
-        raise TwoTowersError(
-            f"cannot load '{name}': expected a folder of safetensors, got a file; convert a GGUF "
-            "file with training/gguf_to_folder.py"
-        )
-    if _precomputed(name):
-        raise TwoTowersError(
-            f"missing weights of '{name}': only its measurements are precomputed; run `python "
-            f"training/gguf_to_folder.py {name} FOLDER/{name}` and give that folder"
-        )
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0][:120]
-        known = sorted({*included_models(), *precomputed_models()})
-        raise TwoTowersError(
-            f"unknown model '{name[:200]}': expected a folder of safetensors, a Hugging Face id, "
-            f"or one of {', '.join(known)} ({reason}); check the name"
-        ) from None
+def _copy_from_files(hf: Any) -> None:
+    """Copy weights that are parts of files, which another program may write to later."""
+    for tensor in (*hf.parameters(), *hf.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def _tokenizer(folder: Path) -> Any:
