@@ -1,10 +1,10 @@
-"""Files of a model on the Hugging Face Hub, from the network or from the cache.
+r"""Files of a model on the Hugging Face Hub, from the network or from the cache.
 
 The Hub is asked once in each process for the current commit of a model. If it does not answer, the
 copy in the cache is used, and processes that this one starts do not ask again. Files of a commit
 that are in the cache need no network.
 
-    >>> _reason(TimeoutError("no answer in 10 seconds\\n(Request ID: 1)"))
+    >>> _reason(TimeoutError("no answer in 10 seconds\n(Request ID: 1)"))
     'TimeoutError: no answer in 10 seconds'
 """
 
