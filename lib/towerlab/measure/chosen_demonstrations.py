@@ -23,6 +23,7 @@ from towerlab.measure.answers import answers
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION
+from towerlab.measure.similarities import without_attraction
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.word_blocks import spread_words
 
@@ -72,12 +73,7 @@ def head_scores(towers: xr.Dataset, pair: str, role: str) -> np.ndarray:
     )
     in_nats = (of_pair["similarity"] * of_pair["similarity_step"]).mean("selected_head")
     scores = in_nats.transpose("asked", "demonstrated").values
-    n = len(scores) // 2
-    outside = ~np.eye(2 * n, dtype=bool)
-    sums, counts = (
-        values.reshape(2, n, 2 * n).sum(1) for values in (np.where(outside, scores, 0.0), outside)
-    )
-    return scores - (sums / counts).mean(0)
+    return without_attraction(scores)
 
 
 def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
@@ -174,7 +170,7 @@ def _chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
         words = towers["asked"].values[is_of_pair].tolist()
         choices, n = choices_of(design, towers, pair), len(words) // 2
         for start in (0, n):
-            for query in map(int, spread_words(range(start, start + n), QUERIES)):
+            for query in spread_words(range(start, start + n), QUERIES):
                 label_pair = label_pairs[block % len(label_pairs)]
                 for choice, (scores, own, other) in choices.items():
                     numbers = chosen(scores, query, design.template.k, own, other)

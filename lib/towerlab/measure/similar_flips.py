@@ -233,7 +233,8 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
     asked = towers[["tokens"]].to_dataframe()
     words = asked.groupby("asked_class", sort=False).groups
-    similarities, encoded = class_similarities(towers, heads), []
+    similarities = class_similarities(towers, heads)
+    encoded: list[Encoded] = []
     pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))
     for cls, pair in pair_of.items():
         tokens, rank = asked["tokens"][words[cls]].values, np.arange(len(words[cls]))

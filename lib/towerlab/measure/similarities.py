@@ -33,17 +33,30 @@ def centred(similarity: Square) -> Square:
     """
     row, column, mean = _attractions(similarity)
     rest = similarity - mean - row - column
-    return rest * ~np.eye(similarity.shape[-1], dtype=bool)
+    return rest * _different(similarity.shape[-1])
+
+
+def _different(n: int) -> np.ndarray:
+    """Return as booleans (n, n) which two of n words differ."""
+    return ~np.eye(n, dtype=bool)
+
+
+def _diagonal(similarity: Square) -> np.ndarray:
+    """Return the similarities of same words, over (..., word)."""
+    return np.diagonal(similarity, axis1=-2, axis2=-1)
 
 
 def _attractions(similarity: Square) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the fit (row, column, mean) of similarities of different words, to be added."""
     n = similarity.shape[-1]
-    others = similarity * ~np.eye(n, dtype=bool)
-    rows, columns = others.sum(-1) / (n - 1), others.sum(-2) / (n - 1)
+    others = similarity * _different(n)
+    rows = others.sum(-1) / (n - 1)
+    columns = others.sum(-2) / (n - 1)
     mean = rows.mean(-1, keepdims=True)
-    scale = (n - 1) / (n * (n - 2)) if n > 2 else 0.0
-    of_all = (n - 1) / (n - 2) * mean if n > 2 else 0.0
+    if n == 2:
+        return 0 * rows[..., None], 0 * columns[..., None, :], mean[..., None]
+    scale = (n - 1) / (n * (n - 2))
+    of_all = n * scale * mean
     row = scale * ((n - 1) * rows + columns) - of_all
     column = scale * ((n - 1) * columns + rows) - of_all
     return row[..., None], column[..., None, :], mean[..., None]
@@ -56,9 +69,11 @@ def correlation(first: Square, second: Square) -> np.ndarray:
         first: Over (..., asked, demonstrated).
         second: Over the same dimensions.
     """
-    product = (first * second).sum((-2, -1))
-    size = np.sqrt((first**2).sum((-2, -1)) * (second**2).sum((-2, -1)))
-    return np.divide(product, size, out=np.zeros_like(product), where=size > 0)
+    words = -2, -1
+    product = (first * second).sum(words)
+    squares = (first**2).sum(words) * (second**2).sum(words)
+    nothing = np.zeros_like(product)
+    return np.divide(product, np.sqrt(squares), out=nothing, where=squares > 0)
 
 
 def deviation(rest: Square) -> np.ndarray:
@@ -68,21 +83,24 @@ def deviation(rest: Square) -> np.ndarray:
         rest: Over (..., asked, demonstrated).
     """
     n = rest.shape[-1]
-    return np.sqrt((rest**2).sum((-2, -1)) / (n * (n - 1)))
+    variance = (rest**2).sum((-2, -1)) / (n * (n - 1))
+    return np.sqrt(variance)
 
 
 def same_word_first(similarity: Square) -> np.ndarray:
     """Return the share of words for which their own word is first in their class.
 
-    The attraction of columns is taken out. Words without a preference have a share of 1 / words.
+    The attraction of columns is taken out. Words without a preference have a share of about
+    1 / words.
 
     Args:
         similarity: Over (..., asked, demonstrated), the words of one class.
     """
-    without = similarity - _attractions(similarity)[1]
-    own = np.diagonal(without, axis1=-2, axis2=-1)
-    others = np.where(np.eye(similarity.shape[-1], dtype=bool), -np.inf, without)
-    return (own > others.max(-1)).mean(-1)
+    _, column, _ = _attractions(similarity)
+    without = similarity - column
+    others = np.where(_different(similarity.shape[-1]), without, -np.inf)
+    is_first = _diagonal(without) > others.max(-1)
+    return is_first.mean(-1)
 
 
 def class_effects(similarity: Square) -> np.ndarray:
@@ -96,11 +114,19 @@ def class_effects(similarity: Square) -> np.ndarray:
         Over (..., class): mean of different words of the class minus mean of the other class's.
     """
     n = similarity.shape[-1] // 2
-    parts = similarity.reshape(*similarity.shape[:-2], 2, n, 2, n)
-    means = parts.mean((-3, -1))  # (..., class of the query, class of the demonstration)
-    own = np.diagonal(similarity, axis1=-2, axis2=-1).reshape(*similarity.shape[:-2], 2, n)
-    within = (np.diagonal(means, axis1=-2, axis2=-1) * n - own.mean(-1)) / (n - 1)
-    return within - np.stack([means[..., 0, 1], means[..., 1, 0]], -1)
+    effects = []
+    for own, other in _classes(n):
+        same = similarity[..., own, own]
+        different = similarity[..., own, other]
+        within = (same * _different(n)).sum((-2, -1)) / (n * (n - 1))
+        effects.append(within - different.mean((-2, -1)))
+    return np.stack(effects, -1)
+
+
+def _classes(n: int) -> tuple[tuple[slice, slice], ...]:
+    """Return the places of the words of each class, n each, and of the other class."""
+    first, second = slice(n), slice(n, None)
+    return (first, second), (second, first)
 
 
 def class_auc(similarity: Square) -> np.ndarray:
@@ -116,14 +142,28 @@ def class_auc(similarity: Square) -> np.ndarray:
         Over (..., class), the mean over queries of the class.
     """
     n = similarity.shape[-1] // 2
-    outside = ~np.eye(2 * n, dtype=bool)
-    rows = (similarity * outside).reshape(*similarity.shape[:-2], 2, n, 2 * n).sum(-2)
-    counts = outside.reshape(2, n, 2 * n).sum(-2)
-    without = similarity - (rows / counts).mean(-2)[..., None, :]
+    without = without_attraction(similarity)
     shares = []
-    for own, other in ((slice(n), slice(n, None)), (slice(n, None), slice(n))):
-        same, different = without[..., own, own], without[..., own, other]
-        difference = same[..., :, None] - different[..., None, :]
-        above = (np.sign(difference).mean(-1) + 1) / 2  # (..., asked, demonstrated)
-        shares.append((above * ~np.eye(n, dtype=bool)).sum((-2, -1)) / (n * (n - 1)))
+    for own, other in _classes(n):
+        same = without[..., own, own, None]
+        different = without[..., own, None, other]
+        above = (1 + np.sign(same - different)) / 2
+        of_pairs = above.mean(-1) * _different(n)  # (..., asked, demonstrated)
+        shares.append(of_pairs.sum((-2, -1)) / (n * (n - 1)))
     return np.stack(shares, -1)
+
+
+def without_attraction(similarity: Square) -> Square:
+    """Return similarities without the mean of each column.
+
+    Each class of rows counts half, and same words do not count.
+
+    Args:
+        similarity: As in `class_effects`.
+    """
+    different = _different(similarity.shape[-1])
+    n = len(different) // 2
+    others = similarity * different
+    means = [others[..., own, :].sum(-2) / different[own].sum(0) for own, _ in _classes(n)]
+    attraction = (means[0] + means[1]) / 2
+    return similarity - attraction[..., None, :]

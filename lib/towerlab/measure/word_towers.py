@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +30,9 @@ from twotowers.errors import NotTestable
 from twotowers.files import select_labels
 from twotowers.heads import Head
 from twotowers.paths import included_models
-from twotowers.settings import CLASS_NAMES, read_label_pairs
 
-from towerlab.measure.observations import in_memory, with_dims
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.observations import with_dims
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, random_sets
 from towerlab.measure.similarities import (
@@ -46,11 +43,16 @@ from towerlab.measure.similarities import (
     deviation,
     same_word_first,
 )
+from towerlab.measure.word_vectors import (
+    Contexts,
+    contexts_of,
+    places_of_words,
+    tower_vectors,
+    vectors_of,
+)
 from towerlab.model import query_key
-from towerlab.model.model import Model, widen
-from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
-from towerlab.prompts.prompt import Encoded, Prompts
-from towerlab.prompts.word_blocks import spread_words, word_blocks
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Prompts
 
 CLASS_PAIRS, WORDS = 8, 20
 """Maximum numbers of class pairs, and of words of a class"""
@@ -63,135 +65,8 @@ OTHERS = 5
 """Number of heads of each kind that selected heads are shown with"""
 STEPS = 127
 """Number of steps from zero to the largest value, of values in one byte"""
-ASKED, DEMONSTRATED = ("query", "asked_input"), ("key", "demonstrated_input")
-"""Vectors at the last position, and vectors at labels"""
 SEVERAL = "several"
 """Label pair of a number that is a mean over label pairs"""
-
-
-class Contexts(NamedTuple):
-    """The prompts of one class pair that ask every word, in two halves with other contexts.
-
-    `words` are the words of the pair's first class, and as many of its second.
-    """
-
-    pair: str
-    words: tuple[str, ...]
-    halves: tuple[list[Encoded], list[Encoded]]
-
-    @property
-    def classes(self) -> list[str]:
-        """The two classes."""
-        return self.pair.split("/")
-
-
-def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
-    """Return the prompts that ask words, for each class pair.
-
-    The halves of a class pair differ in their lists of demonstrations and in their label pair.
-
-    Args:
-        design: Prompts of the settings.
-        n_pairs: Maximum number of class pairs.
-        n_words: Maximum number of words of a class.
-    """
-    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
-    if not label_pairs:
-        raise NotTestable("towers of words need labels that are no names of classes")
-    labels = {*"/".join([*read_label_pairs(("nonsense", "plain")), *label_pairs]).split("/")}
-    contexts = []
-    for i, pair in enumerate(design.class_pairs[:n_pairs]):
-        pools = {
-            cls: [text for text in design.texts[cls] if text not in labels]
-            for cls in pair.split("/")
-        }
-        n = min(n_words, *map(len, pools.values()))
-        words = {cls: spread_words(pool, n) for cls, pool in pools.items()}
-        halves = [
-            design.encode(
-                word_blocks(
-                    pair,
-                    words,
-                    design.template,
-                    label_pairs[(2 * i + half) % len(label_pairs)],
-                    [design.settings.seed, i, half],
-                )
-            )
-            for half in range(2)
-        ]
-        contexts.append(Contexts(pair, tuple(chain(*words.values())), (halves[0], halves[1])))
-    return contexts
-
-
-def tower_vectors(model: Model, contexts: Sequence[Contexts]) -> xr.Dataset:
-    """Compute mean queries and keys of words, and the mean inputs that they are made from.
-
-    Cost: one forward pass of each list of demonstrations and of each query. Memory: queries, keys
-    and inputs of all layers, for the prompts of half a class pair and for every word.
-
-    Args:
-        model: Any model.
-        contexts: Prompts of some class pairs.
-
-    Returns:
-        Dataset over (prompt, number), where `prompt` is a word, in the order of `contexts`. The
-        numbers of `query` are those of an array (half, layer, head, d_head), of `key` (half, layer,
-        kv_head, d_head), and of `asked_input` and `demonstrated_input` (half, layer, d_model): the
-        inputs of W_Q at the last position, and of W_K at labels. Queries are scaled. Queries and
-        keys are before rotation. Flat, because files round numbers of more dimensions.
-    """
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ASKED, *DEMONSTRATED)}
-    for one in contexts:
-        number, halves = {word: i for i, word in enumerate(one.words)}, []
-        for encoded in one.halves:
-            arrays = in_memory(partial(_vectors, model, encoded), MAX_TOKENS)
-            asked = [number[e.prompt.query] for e in encoded]
-            shown = [[number[d.text] for d in e.prompt.demonstrations] for e in encoded]
-            places = dict.fromkeys(ASKED, asked) | dict.fromkeys(DEMONSTRATED, shown)
-            halves.append({name: means_at(array, places[name]) for name, array in arrays.items()})
-        for name, of in parts.items():
-            of.append(np.stack([half[name] for half in halves], 1).reshape(len(number), -1))
-    return xr.Dataset(
-        {name: (("prompt", f"{name}_number"), np.concatenate(of)) for name, of in parts.items()}
-    )
-
-
-@torch.inference_mode()
-def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.ndarray]:
-    """Return vectors over (prompt, layer, ...), at labels over (prompt, label, layer, ...)."""
-    streams = stream_inputs(model, encoded, max_tokens)
-    parts: dict[str, list[np.ndarray]] = {}
-    for layer in range(model.n_layers):
-        last, labels = (
-            model.normed(layer, "attention", x[..., layer, :].to(model.device)) for x in streams
-        )
-        of_layer = {
-            "query": query_key.queries(model, layer, last),
-            "key": query_key.keys(model, layer, labels),
-            "asked_input": last,
-            "demonstrated_input": labels,
-        }
-        for name, vectors in of_layer.items():
-            parts.setdefault(name, []).append(widen(vectors).cpu().numpy())
-    return {name: np.stack(of, 2 if name in DEMONSTRATED else 1) for name, of in parts.items()}
-
-
-def means_at(values: np.ndarray, places: Any) -> np.ndarray:
-    """Return the mean of the values at each place.
-
-        >>> means_at(np.array([[1.0], [3.0], [5.0]]), [0, 1, 0])
-        array([[3.],
-               [3.]])
-
-    Args:
-        values: Over (*rows, ...).
-        places: Place of each row (*rows).
-    """
-    places = np.asarray(places)
-    is_there = (places.ravel() == np.arange(places.max() + 1)[:, None]).astype(float)
-    rows = values.reshape(places.size, -1).astype(float)
-    sums = is_there @ rows / is_there.sum(1, keepdims=True)
-    return sums.reshape(-1, *values.shape[places.ndim :])
 
 
 def distances_of(encoded: Prompts) -> Counter[int]:
@@ -313,12 +188,12 @@ def word_towers(
     arrays: dict[str, Any] = {
         name: (dims_of(name), np.stack(values)) for name, values in of_layers.items()
     }
-    for name, values in (("similarity", similarity), ("within_class", arrays["within_class"][1])):
-        dims = ("selected_head", "asked", "demonstrated")
-        dims = dims if name == "similarity" else dims_of(name)
-        in_steps, step = steps(values, values.ndim - (2 if name == "similarity" else 1))
-        arrays[name] = dims, in_steps
-        arrays[f"{name}_step"] = dims[: step.ndim], step
+    in_steps, step = steps(similarity, 1)
+    arrays["similarity"] = ("selected_head", "asked", "demonstrated"), in_steps
+    arrays["similarity_step"] = "selected_head", step
+    in_steps, step = steps(arrays["within_class"][1], 2)
+    arrays["within_class"] = dims_of("within_class"), in_steps
+    arrays["within_class_step"] = ("layer", "head"), step
     embeddings, tokens = word_embeddings(model, contexts)
     first, second = pairs_of_words(of_classes)
     arrays["embedding_similarity"] = "word_pair", (embeddings[first] * embeddings[second]).sum(-1)
@@ -358,45 +233,6 @@ def dims_of(name: str) -> tuple[str, ...]:
     """
     last = "word_pair" if name == "within_class" else "word_class"
     return ("layer", last) if name.startswith("input_") else ("layer", "head", last)
-
-
-def vectors_of(model: Model, vectors: xr.Dataset, layer: int) -> list[Tensor]:
-    """Return the vectors of one layer, in float64.
-
-    Args:
-        model: Model of the vectors.
-        vectors: Result of `tower_vectors`.
-        layer: Layer.
-
-    Returns:
-        Queries (half, word, head, d_head), keys (half, word, kv_head, d_head), inputs at the last
-        position and at labels (half, word, d_model).
-    """
-    shapes = {
-        "query": (model.n_heads, model.d_head),
-        "key": (model.n_key_value_heads, model.d_head),
-        "asked_input": (-1,),
-        "demonstrated_input": (-1,),
-    }
-    return [
-        torch.from_numpy(
-            vectors[name].values.reshape(len(vectors[name]), 2, model.n_layers, *shape)[:, :, layer]
-        )
-        .double()
-        .transpose(0, 1)
-        for name, shape in shapes.items()
-    ]
-
-
-def places_of_words(contexts: Sequence[Contexts]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the places of the words of each class pair, and of each class.
-
-    Args:
-        contexts: Prompts of some class pairs, in the order of the words.
-    """
-    sizes = [len(one.words) for one in contexts]
-    pairs = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return pairs, [half for pair in pairs for half in np.split(pair, 2)]
 
 
 def pairs_of_words(of_classes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

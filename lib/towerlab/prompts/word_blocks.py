@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from twotowers.errors import TwoTowersError
@@ -23,9 +24,11 @@ from twotowers.settings import SEPARATORS, Template
 
 from towerlab.prompts.prompt import Demonstration, Prompt
 
+Word = TypeVar("Word", str, int)
 
-def spread_words(words: Sequence[str], n: int) -> list[str]:
-    """Return n words, evenly spread over a list, or all of a shorter list.
+
+def spread_words(words: Sequence[Word], n: int) -> list[Word]:
+    """Return n words, or their numbers, evenly spread over a list; all of a shorter list.
 
         >>> spread_words(["a", "b", "c", "d", "e"], 3)
         ['a', 'c', 'e']
