@@ -1,15 +1,17 @@
 """The explorer of heads: its numbers are those of the precomputed files, and what it does in a
 headless browser."""
 
+import itertools
 import json
 import re
 
 import numpy as np
 import pytest
 import xarray as xr
-from browser import browser, explorer, explorer_page, needs_browser, refuses, text
-from twotowers import files, head_selection, intervals
+from browser import broken_rules, browser, explorer, explorer_page, needs_browser, refuses, text
+from twotowers import files, head_selection, intervals, matrices
 from twotowers.paths import data_folder
+from twotowers.tables import read_csv
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
 PRECOMPUTED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first
@@ -81,6 +83,33 @@ def test_attention_on_a_prompt_is_that_of_the_file(explored):
         assert attention[i] == pytest.approx(expected, abs=0.51 / explorer.LEVELS)
 
 
+def test_scores_of_words_are_those_of_the_file_and_take_little_room(explored):
+    similarity, ds = explored[MODEL]["suites"]["words"]["similarity"], recorded_data("word_towers")
+    characters, half = matrices.CHARACTERS, matrices.SCORE_STEPS
+    assert len(json.dumps(similarity, ensure_ascii=False)) < 60_000
+    assert len(similarity["heads"]) == explorer.WORD_HEADS
+    cosine = read_csv(data_folder() / "words/similarity.csv")
+    cosine = cosine.set_index(["first", "second"])["sentence_embedding"].to_dict()
+    for name, head in similarity["heads"].items():
+        at = iter(characters.index(c) / half - 1 for c in head["scores"])
+        for two in similarity["pairs"]:
+            words = [word for _, part in two for word in part]
+            of = ds.sel(selected_head=name, asked=words, demonstrated=words)
+            nats = of["similarity"].transpose("asked", "demonstrated").values * float(
+                of["similarity_step"]
+            )
+            centred = nats - nats.mean(0) - nats.mean(1, keepdims=True) + nats.mean()
+            shown = [[head["largest"] * next(at) for _ in words] for _ in words]
+            assert np.array(shown) == pytest.approx(centred, abs=0.51 * head["largest"] / half)
+        assert next(at, None) is None
+    at = iter(characters.index(c) / half - 1 for c in similarity["cosines"])
+    for two in similarity["pairs"]:
+        for _, part in two:
+            for pair in itertools.combinations(part, 2):
+                assert next(at) == pytest.approx(cosine[pair], abs=0.51 / half + 0.001)
+    assert next(at, None) is None
+
+
 def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(explorer, "columns", lambda read: {})  # which take a while
     source = data_folder() / "measurements" / MODEL / "sentences/heads.nc"
@@ -120,6 +149,58 @@ def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(addres
             assert f"prompt {number} of 24" in page.text_content(".heads-prompt")
         texts = [row[0] for row in suite["prompts"][23]["rows"]]
         assert page.locator(".heads-prompt li bdi").all_text_contents() == texts
+
+
+@needs_browser
+def test_two_words_show_their_score_and_the_nearest_words(address, explored):
+    similarity = explored[MODEL]["suites"]["words"]["similarity"]
+    (animals,) = (part for two in similarity["pairs"] for name, part in two if name == "animal")
+    table = read_csv(data_folder() / "words/similarity.csv").query("`class` == 'animal'")
+    table = table[table["first"].isin(animals) & table["second"].isin(animals)]
+    cosines = {
+        **{(row.first, row.second): row.sentence_embedding for row in table.itertuples()},
+        **{(row.second, row.first): row.sentence_embedding for row in table.itertuples()},
+    }
+    ds = recorded_data("word_towers").sel(selected_head="18-6")
+    words = [w for two in similarity["pairs"] if two[0][0] == "animal" for _, p in two for w in p]
+    nats = ds["similarity"].sel(asked=words, demonstrated=words).transpose("asked", "demonstrated")
+    nats = nats * ds["similarity_step"]
+    nats = nats - nats.mean("asked") - nats.mean("demonstrated") + nats.mean()
+    nearest = nats.sel(asked="dog", demonstrated=[w for w in animals if w != "dog"]).to_series()
+    with browser(address) as page:
+        query, demonstration = (
+            page.get_by_label(name, exact=True) for name in ("query", "demonstration")
+        )
+        query.fill("Dog ")
+        query.press("Tab")
+        assert query.input_value() == "dog" and demonstration.input_value() in animals
+        demonstration.fill("horse")
+        demonstration.press("Tab")
+        said = page.locator(".heads-two-words p").filter(has_text="S[").text_content()
+        numbers = [float(x.replace("−", "-")) for x in re.findall(r"= (−?\d+\.\d+)", said)]
+        both = ("dog", "horse"), ("horse", "dog")
+        expected = [float(nats.sel(asked=a, demonstrated=b)) for a, b in both]
+        assert numbers == pytest.approx(expected, abs=0.2)
+        assert "Sentence embedding: 0.5" in said
+        cells = page.locator(".heads-two-words tbody td").all_text_contents()
+        by_head = [text.split()[0] for text in cells[::2]]
+        assert nearest[by_head].min() >= nearest.drop(by_head).max() - 0.2
+        by_meaning = [text.split()[0] for text in cells[1::2]]
+        left = [cosines["dog", w] for w in animals if w not in ("dog", *by_meaning)]
+        assert min(cosines["dog", w] for w in by_meaning) >= max(left) - 0.02
+        page.get_by_role("button", name="exchange", exact=True).click()
+        assert (query.input_value(), demonstration.input_value()) == ("horse", "dog")
+        query.fill("no-word")
+        query.press("Tab")
+        assert "“no-word” is not one of the words" in page.text_content(".heads-two-words")
+        page.get_by_label("head", exact=True).select_option("0-0")
+        others = page.locator(".heads-others button")
+        assert others.all_text_contents() == list(similarity["heads"])
+        others.first.click()
+        assert page.locator(".heads-two-words tbody tr").count() == 5
+        page.get_by_label("texts").select_option("sentences")
+        assert not page.locator(".heads-two-words").is_visible()
+        assert broken_rules(page) == []
 
 
 @needs_browser

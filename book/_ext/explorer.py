@@ -8,6 +8,7 @@ shown for the prompts of SHOWN blocks, with one character for each label. A page
 a file cannot fetch anything, so all data are in one script.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -17,10 +18,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from towerlab.measure import cache
-from twotowers import catalogue, files, head_selection, intervals
+from twotowers import catalogue, files, head_selection, intervals, matrices
 from twotowers.errors import TwoTowersError
 from twotowers.heads import head_names
-from twotowers.tables import shown_name
+from twotowers.paths import data_folder
+from twotowers.tables import read_csv, shown_name
 from twotowers.towers import best_pair, project
 
 SCRIPTS = (
@@ -29,11 +31,13 @@ SCRIPTS = (
     "heads-plane.js",
     "heads-card.js",
     "heads-scenes.js",
+    "heads-words.js",
     "heads.js",
 )
 SUITES = ("words", "sentences")
 SHOWN = 6  # number of blocks, each of another class pair
 LEVELS, FIRST = 250, 40  # a share of attention is the character FIRST + LEVELS * share
+WORD_HEADS = 3  # maximum number of heads of a model with scores of words
 FIVE = 5  # number of words that the page shows of a value and of a key
 READINGS = (("value", "kept"), ("key", "taken out"))  # a mean key does not depend on the label
 PATHS = {
@@ -291,6 +295,53 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
     return out
 
 
+def similarities(word_towers: xr.Dataset) -> dict[str, object]:
+    """Return scores of the words of each class pair in a few heads, and yardsticks of a class.
+
+    In each class pair, scores are centred by row and by column.
+
+    Args:
+        word_towers: Measurement "word_towers".
+
+    Returns:
+        "pairs", two classes with their words for each class pair; "heads", their scores pair by
+            pair and row by row as characters, with the largest score (nats) by head; and "cosines",
+            those of the sentence embedding of a class, row by row above the diagonal, as
+            characters. Words that users add have none.
+    """
+    classes = word_towers["asked_class"].to_series()
+    pairs = word_towers["class_pair"].to_series()
+    words = [
+        [[name, classes.index[classes == name].tolist()] for name in part.index]
+        for _, part in pairs.groupby(pairs, sort=False)
+    ]
+    selected = word_towers["selected_head"][(word_towers["role"] == "by attention").values]
+    heads = {}
+    for name in map(str, selected.values[:WORD_HEADS]):
+        nats = np.concatenate([*_centred_scores(word_towers.sel(selected_head=name), words)])
+        largest = float(abs(nats).max()) or 1.0
+        heads[name] = {"largest": round(largest, 4), "scores": matrices.encode(nats / largest)}
+    every_pair = [
+        (name, *pair)
+        for two in words
+        for name, part in two
+        for pair in itertools.combinations(part, 2)
+    ]
+    table = read_csv(data_folder() / "words/similarity.csv")
+    cosine = table.set_index(["class", "first", "second"])["sentence_embedding"]
+    cosines = cosine.reindex(pd.MultiIndex.from_tuples(every_pair)).values
+    return {"pairs": words, "heads": heads, "cosines": matrices.encode(cosines)}
+
+
+def _centred_scores(towers: xr.Dataset, words: list) -> Iterator[np.ndarray]:
+    """Yield the scores (nats) of one head in each class pair, centred, row by row."""
+    scores = (towers["similarity"] * towers["similarity_step"]).transpose("asked", "demonstrated")
+    for two in words:
+        of_pair = [word for _, part in two for word in part]
+        x = scores.sel(asked=of_pair, demonstrated=of_pair).values
+        yield (x - x.mean(0) - x.mean(1, keepdims=True) + x.mean()).ravel()
+
+
 def explored(model: str, suite: str, folder: Path) -> dict | None:
     """Return all data of the page for a model and a suite, None if its heads were not measured.
 
@@ -317,10 +368,11 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
         "measured": heads.sizes["prompt"],
     }
     for name, measurement, of in (
-        ("path_effects", "effects", path_effects),
+        ("path_effects", "head_effects", path_effects),
         ("words", "top_tokens", words),
         ("ranks", "label_reads", ranks),
         ("towers", "query_key_vectors", towers),
+        ("similarity", "word_towers", similarities),
     ):
         out[name] = of(data) if (data := read(measurement)) is not None else {}
     effects = read("head_effects")
@@ -355,6 +407,7 @@ def script(folder: Path) -> str:
         key=lambda model: (model["name"] not in files.precomputed_models(), model["parameters"])
     )
     data = {"models": models, "levels": LEVELS, "first": FIRST}
+    data["characters"] = matrices.CHARACTERS
     data["bounds"] = {
         "attention difference": head_selection.MIN_ATTENTION_DIFFERENCE,
         "written logit difference": head_selection.MIN_WRITTEN,

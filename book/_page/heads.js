@@ -1,7 +1,7 @@
 // The explorer of heads: what the reader chose (the state), the prompt in the middle, scenes, keys, and the address.
 (() => {
   const { make, button, small, percent, table } = window.twotowers.draw;
-  const { AXES, Heads, Plane, SCENES, card, counted, number } = window.twotowers.heads;
+  const { AXES, Heads, Plane, SCENES, Words, card, counted, number, wordsPart } = window.twotowers.heads;
   const home = document.getElementById("heads"), data = window.twotowersHeads;
   if (!home || !data?.models.length) return;
 
@@ -9,16 +9,18 @@
   const known = new Map(data.models.flatMap((model) => Object.keys(model.suites).map((texts) =>
     [`${model.name} ${texts}`, new Heads(model, texts, data.bounds)])));
   const on = (model, texts) => known.get(`${model} ${texts}`) ?? null;  // a model's heads on words or sentences, if measured
+  const lists = new Map([...known].map(([name, { similarity }]) => [name, similarity.pairs ? new Words(similarity, data.characters) : null]));
   const texts = (model) => Object.keys(data.models.find(({ name }) => name === model).suites);
   const axesOf = (heads) => Object.keys(AXES).filter((axes) => heads.has(AXES[axes].x) && heads.has(AXES[axes].y));
 
   // A whole and possible state from some fields; what the fields leave open follows from the data.
-  function completed({ model, texts: asked, axes, head, beside, prompt, x, y }) {
+  function completed({ model, texts: asked, axes, head, beside, prompt, x, y, query, demonstration }) {
     const suite = on(model, asked) ? asked : texts(model)[0], heads = on(model, suite), possible = axesOf(heads);
     const shown = possible.includes(axes) ? axes : possible[0];
     const first = () => heads.ranked(heads.has("effect") ? "effect" : "attention difference")[0];
     const pinned = heads.at(head) >= 0 ? head : first(), line = (value, side) => value ?? heads.line(shown, side);
-    return { model, texts: suite, axes: shown, head: pinned, beside: heads.at(beside) >= 0 && beside !== pinned ? beside : "",
+    const all = lists.get(`${model} ${suite}`)?.words ?? [], word = (given, i) => (all.includes(given) ? given : all[i] ?? "");
+    return { model, texts: suite, axes: shown, head: pinned, query: word(query, 0), demonstration: word(demonstration, 1), beside: heads.at(beside) >= 0 && beside !== pinned ? beside : "",
       prompt: Math.min(prompt ?? 0, heads.prompts.length - 1), x: line(x, "x"), y: line(y, "y") };
   }
 
@@ -117,6 +119,7 @@
   const shown = make("div", { class: "heads-rows" }), looks = make("p", { class: "heads-looks", "aria-live": "polite" });
   const place = make("span"), strips = make("div"), right = make("div", { class: "heads-card" });
   const more = make("div", { class: "heads-parts more" });
+  const twoWords = wordsPart(change);
   const step = (by) => change({ prompt: (state.prompt + by + heads().prompts.length) % heads().prompts.length });
   const inBlock = (bit) => change({ prompt: state.prompt ^ bit });
   const middle = make("section", { class: "heads-prompt", tabindex: "0", "aria-label": "prompt; arrow keys change it" },
@@ -162,6 +165,7 @@
     const { numbers, more: rest } = card(now, names);
     right.replaceChildren(asks ? make("p", {}, "Guess first: then the head’s numbers are here.") : numbers);
     more.replaceChildren(...(asks ? [] : rest));
+    twoWords.show(lists.get(`${state.model} ${state.texts}`), state.head, state, (head) => change({ head }));
     home.classList.toggle("asks", asks);
     tell(asks);
   }
@@ -242,7 +246,7 @@
         small("Area: total effect of its attention; purple: it lowers the right label. Click " +
           "pins a head, shift-click puts one beside it.")),
       middle, right),
-    more);
+    more, twoWords.element);
   home.classList.add("ready");
   show();
   fromAddress();

@@ -55,18 +55,30 @@ def pack(scores: np.ndarray, words: Sequence[str], classes: Sequence[str]) -> di
     """
     limit = float(np.quantile(abs(scores), 1 - CLIPPED)) or 1.0
     largest = float(abs(scores).max()) or 1.0
-    steps = np.rint(SCORE_STEPS * scores / largest).astype(int) + SCORE_STEPS
     return {
         "picture": _picture(
             np.clip(np.rint(COLOUR_STEPS * scores / limit), -COLOUR_STEPS, COLOUR_STEPS)
         ),
-        "scores": "".join(CHARACTERS[step] for step in steps.ravel()),
+        "scores": encode(scores / largest),
         "limit": limit,
         "largest": largest,
         "words": " ".join(words),
         "n": len(words),
         "classes": " ".join(classes),
     }
+
+
+def encode(shares: np.ndarray) -> str:
+    """Return numbers from -1 to 1 as characters, row by row.
+
+        >>> encode(np.array([-1.0, 0.0, np.nan, 1.0]))
+        '(S ~'
+
+    Args:
+        shares: Numbers. A missing one becomes a space.
+    """
+    steps = np.rint(SCORE_STEPS * shares.ravel()) + SCORE_STEPS
+    return "".join(" " if np.isnan(step) else CHARACTERS[int(step)] for step in steps)
 
 
 def _picture(steps: Pixels) -> str:

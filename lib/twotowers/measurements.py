@@ -1,8 +1,10 @@
 """Measurements of all precomputed models and of the model of the settings.
 
-    measurements = Measurements(Settings(model="mini-gpt2"))
-    measurements.measured("heads")      # {model: xarray.Dataset}, smallest model first
-    measurements.control("ablations")   # the same measurement of random sets of heads
+    >>> measurements = Measurements(Settings(model="smollm2-135m"))
+    >>> heads = measurements.measured("heads")       # {model: xarray.Dataset}, smallest first
+    >>> random = measurements.control("ablations")   # the same of random sets of heads
+    >>> random["smollm2-135m"].sizes["random_set"]
+    20
 
 The model of the settings is measured if its file is missing.
 """
