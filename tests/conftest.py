@@ -31,13 +31,14 @@ from twotowers.errors import TwoTowersError
 BROWSER = (
     "test_engine.py",
     "test_explorer.py",
+    "test_jupyterlab.py",
     "test_pages.py",
     "test_playground_page.py",
     "test_playground_engine.py",
 )
 LONG = tuple(f"test_{name}.py" for name in
-             ("engine", "designs", "chapters", "recipes", "training", "pages", "explorer",
-              "playground_page", "playground_engine"))  # fmt: skip
+             ("engine", "jupyterlab", "designs", "chapters", "recipes", "training", "pages",
+              "explorer", "playground_page", "playground_engine"))  # fmt: skip
 """These begin first, all in one worker, from whose end the others steal"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel

@@ -1,12 +1,201 @@
-"""Notebooks as JupyterLab opens them."""
+"""Notebooks in the JupyterLab that `make lab` starts: the page answers, every chart and formula is
+drawn, nothing is cut, each widget changes what it shows, and links lead to files."""
 
+import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from browser import browser, needs_browser
 from conftest import ROOT, sources
+from twotowers.figures import VEGA
 
+needs_measurements = pytest.mark.skipif(
+    not (ROOT / "_build/evidence").is_dir(), reason="measurements of mini-gpt2: make book"
+)
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "book").glob("*.ipynb"))
+# The others read the evidence of all chapters, and are for pages.
+RUNNABLE = [name for name in NOTEBOOKS if re.match(r"\d|playground", name)]
+ON_EACH_PUSH = ("04-attention-weights", "12-what-every-head-does", "playground")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+WAIT = 300_000  # milliseconds for one step, on a machine that does other work
+
+READY = """() => {
+  const notebook = window.jupyterapp?.shell?.currentWidget;
+  return notebook?.context?.sessionContext?.session?.kernel?.status === 'idle';
+}"""
+RUN = """() => {
+  window.ended = false;
+  jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.ended = true; });
+}"""
+PLACE = "() => jupyterapp.shell.currentWidget.context.path"
+SHUTDOWN = "() => jupyterapp.serviceManager.sessions.shutdownAll()"
+# The outputs of cells with their nodes, and whether a canvas has a mark.
+PARTS = """
+  const cells = jupyterapp.shell.currentWidget.content.widgets;
+  const codes = cells.filter((cell) => cell.model.type === 'code');
+  const outputs = codes.flatMap((cell) =>
+    Array.from({ length: cell.model.outputs.length }, (_, i) => cell.model.outputs.get(i)));
+  const charts = outputs.filter((output) => output.data?.[VEGA]).length;
+  const isDrawn = (canvas) => canvas.width && canvas.height && canvas.getContext('2d')
+    .getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value);
+  const canvases = codes.flatMap((cell) => [...cell.node.querySelectorAll('canvas')]);
+  const texts = cells.filter((cell) => cell.model.type === 'markdown');
+""".replace("VEGA", json.dumps(VEGA))
+DRAWN = f"""() => {{
+  {PARTS}
+  return canvases.filter(isDrawn).length === charts && texts.every((cell) =>
+    !/\\$/.test(cell.model.sharedModel.getSource()) || cell.node.querySelector('mjx-container'));
+}}"""
+LOOK = f"""() => {{
+  {PARTS}
+  const faults = [];
+  for (const output of outputs) {{
+    const {{ output_type: kind, name, text, evalue }} = output.toJSON();
+    if (kind === 'error') faults.push(`error: ${{evalue}}`);
+    if (name === 'stderr') faults.push(`warning: ${{text}}`);
+  }}
+  for (const formula of document.querySelectorAll('mjx-merror, [data-mjx-error]'))
+    faults.push(`formula: ${{formula.textContent}}`);
+  for (const cell of texts) {{
+    const copy = cell.node.querySelector('.jp-RenderedMarkdown').cloneNode(true);
+    copy.querySelectorAll('mjx-container, code, pre').forEach((part) => part.remove());
+    if (/\\$|^\\(\\w[\\w-]*\\)=/.test(copy.textContent)) faults.push(`raw: ${{copy.textContent}}`);
+  }}
+  for (const label of document.querySelectorAll('.widget-label, .widget-button'))
+    if (label.scrollWidth > label.clientWidth) faults.push(`cut: ${{label.textContent}}`);
+  for (const cell of codes) {{
+    const area = cell.node.querySelector('.jp-Cell-outputArea')?.getBoundingClientRect();
+    for (const part of cell.node.querySelectorAll('canvas, .widget-html img, .widget-dropdown'))
+      if (part.getBoundingClientRect().right > area.right + 1)
+        faults.push(`runs out of the page: ${{part.outerHTML.slice(0, 100)}}`);
+  }}
+  return faults;
+}}"""
+SHOWN = """() => [...document.querySelectorAll('.widget-html-content')]
+  .map((part) => part.innerText + (part.querySelector('img')?.src ?? '')).join()"""
+OTHER = f"(before) => ({SHOWN})() !== before"
+
+
+def start(home):
+    """The process of `make lab` on a copy of the notebooks, which JupyterLab saves, without a
+    user's own settings, and its address."""
+    files = [path for path in (ROOT / "book").iterdir() if path.suffix in (".ipynb", ".md")]
+    (home / "book").mkdir()
+    for path in files:
+        shutil.copy(path, home / "book")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JUPYTER", "IPYTHON", "TWOTOWERS_EVIDENCE"))
+    }
+    (command,) = re.findall(r"-m (jupyter lab .*)", (ROOT / "Makefile").read_text("utf8"))
+    options = "--allow-root --no-browser --IdentityProvider.token= "
+    options += "--LabApp.expose_app_in_browser=True"
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command.split(), *options.split()],
+        cwd=home,
+        env=environment | {"HOME": str(home), "JUPYTER_RUNTIME_DIR": str(home / "runtime")},
+        stdout=(home / "log").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    while not (found := [*(home / "runtime").glob("jpserver-*.json")]):
+        assert process.poll() is None, (home / "log").read_text()
+        time.sleep(0.1)
+    return process, json.loads(found[0].read_text())["url"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab."""
+    process, address = start(tmp_path_factory.mktemp("lab"))
+    yield address
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+
+
+def try_dropdowns(page):
+    """Each dropdown of a chapter's widget changes the numbers below it."""
+    dropdowns = page.locator(".widget-dropdown select")
+    for i in range(dropdowns.count()):
+        before = page.evaluate(SHOWN)
+        dropdown = dropdowns.nth(i)
+        first = dropdown.input_value()
+        dropdown.select_option(index=dropdown.locator("option").count() - 1)
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+        dropdown.select_option(first)
+        page.wait_for_function(f"(before) => !({OTHER})(before)", arg=before, timeout=WAIT)
+    return dropdowns.count()
+
+
+def try_playground(page):
+    """Every field and button of the playground changes the answer or the picture."""
+    changes = {
+        "query": "love",
+        "true label": "bar",
+        "heads": "3-1",
+        "examples": "like : bar\ntwo : foo",
+    }
+    for name, text in changes.items():
+        before = page.evaluate(SHOWN)
+        label = page.locator(".widget-label").get_by_text(name, exact=True)
+        field = label.locator("xpath=..").locator("input, textarea")
+        field.fill(text)
+        field.press("Tab")
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+    buttons = page.locator(".widget-button")
+    for i in range(buttons.count()):
+        before = page.evaluate(SHOWN)
+        buttons.nth(i).click()
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+    return buttons.count()
+
+
+def visit(name, lab):
+    """Run a notebook and look at it, use its widgets, and follow a link."""
+    address = f"{lab}lab/workspaces/{name}/tree/{name}.ipynb?reset"
+    with browser(address, 1440, 900, home=lab) as page:
+        page.wait_for_function(READY, timeout=WAIT)
+        page.evaluate(RUN)
+        page.wait_for_function("window.ended", timeout=WAIT)
+        page.wait_for_function(DRAWN, timeout=WAIT)
+        faults = page.evaluate(LOOK)
+        assert not faults, faults
+        if name == "playground":
+            assert try_playground(page) == 6
+        else:
+            has_widget = "chapter.explore" in "".join(sources(name))
+            assert bool(try_dropdowns(page)) == has_widget
+        page.locator(".jp-RenderedMarkdown a[href*='.md']").last.click()
+        page.wait_for_function(f"(name) => ({PLACE})() !== name", arg=f"{name}.ipynb", timeout=WAIT)
+        page.evaluate(SHUTDOWN)
+
+
+@needs_browser
+@needs_measurements
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ON_EACH_PUSH else pytest.mark.nightly)
+        for name in RUNNABLE
+    ],
+)
+def test_a_notebook_runs_in_jupyterlab(name, lab):
+    """In a process of its own: Playwright waits for ever for a page that does not answer."""
+    visited = subprocess.run(
+        [sys.executable, __file__, name, lab],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=3 * WAIT / 1000,
+        capture_output=True,
+        text=True,
+    )
+    assert visited.returncode == 0, visited.stderr
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -14,3 +203,7 @@ def test_links_of_a_notebook_name_files(name):
     """JupyterLab opens `02-project.ipynb`, and nothing at `02-project`."""
     links = LINK.findall("\n".join(sources(name, "markdown")))
     assert [link for link in links if not (ROOT / "book" / link).is_file()] == []
+
+
+if __name__ == "__main__":
+    visit(*sys.argv[1:])
