@@ -6,14 +6,20 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 from conftest import ROOT
-from twotowers import book, evidence
+from towerlab.measure.cache import TEXTS
+from towerlab.plan import Plan
+from twotowers import book, evidence, tables
+from twotowers.paths import data_folder
+from twotowers.settings import Settings
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "book").glob("*-*.ipynb"))
 
 
 def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.DataFrame:
     """The rows of evidence of one chapter; where it judges nothing, an empty table. `folder` is
-    empty before."""
+    empty before. The tables that the chapter reads are those with which the build runs it again."""
+    read, read_text = set(), tables.read_text
+    monkeypatch.setattr(tables, "read_text", lambda path: read.add(path) or read_text(path))
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(folder))
     monkeypatch.setattr(
@@ -27,4 +33,8 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
             exec("".join(cell["source"]), names)
             if "parameters" in cell["metadata"].get("tags", []):
                 names |= parameters
+    monkeypatch.setattr(tables, "read_text", read_text)
+    used = {data_folder() / path for path in Plan(Settings(), False).tables(chapter)}
+    decide_identities = {data_folder() / path for paths in TEXTS.values() for path in paths}
+    assert read <= used | decide_identities | {data_folder() / "versions.csv"}
     return evidence.read(folder)

@@ -271,7 +271,8 @@ def make_home(folder: Path, *changed: str) -> Path:
     """A home with the book and its data, without precomputed measurements; of `changed`, names of
     files or folders of data, it has copies."""
     (folder / "data/measurements").mkdir(parents=True)
-    (folder / "book").symlink_to(ROOT / "book")
+    for name in ("book", "_toc.yml"):
+        (folder / name).symlink_to(ROOT / name)
     for path in (ROOT / "data").iterdir():
         copy = folder / "data" / path.name
         if path.name in changed:

@@ -99,6 +99,12 @@ def build(home, **environment):
     return process.returncode, output
 
 
+def commands_below(process):
+    """The command lines of the processes that a process has started."""
+    arguments = ["ps", "-o", "args=", "--ppid", str(process.pid)]
+    return subprocess.run(arguments, text=True, stdout=subprocess.PIPE).stdout
+
+
 def kill_when(process, ready, seconds=240):
     """`kill` as soon as `ready()`."""
     until = time.monotonic() + seconds

@@ -17,7 +17,8 @@ import opening_page
 import story
 import verdict_map
 import yaml
-from towerlab.building import FAILED, failure, listed
+from towerlab.building import FAILED, failure
+from towerlab.plan import listed
 from twotowers.figures import VEGA
 from twotowers.paths import chapter_names
 

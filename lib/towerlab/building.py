@@ -7,10 +7,11 @@ import fcntl
 import json
 import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
@@ -19,18 +20,10 @@ from twotowers.settings import Settings
 from towerlab.model import loading
 
 FAILED = ".failed.ipynb"
-
-
-def listed(toc: Mapping[str, Any]) -> list[str]:
-    """Return every page that _toc.yml lists, without its ending, the opening page first.
-
-    Args:
-        toc: Content of _toc.yml.
-
-    Returns:
-        Pages as paths relative to the folder of _toc.yml, such as "book/intro".
-    """
-    return [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
+TRIGGERS = ("code", "input", "mtime", "params", "software-env")
+"""Every reason of Snakemake to run a job again, whatever a profile says"""
+PROFILE = "SNAKEMAKE_PROFILE"
+"""Variable of Snakemake, which may be set for another project"""
 
 
 def failure(log: Path) -> str:
@@ -49,6 +42,9 @@ def failure(log: Path) -> str:
 def build(arguments: argparse.Namespace) -> NoReturn:
     """Update measurements, chapters and pages: this process becomes Snakemake.
 
+    What is missing is measured first, by as few processes as there are jobs, because each loads
+    PyTorch and the model. On a cluster each measurement is a job.
+
     Args:
         arguments: Options of the command `twotowers book`.
 
@@ -64,7 +60,8 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     values = {name: value for name, _, value in words}
     if arguments.model:
         values["model"] = arguments.model
-    loading.check(Settings.from_values(values).model)  # raises for a name of nothing
+    settings = Settings.from_values(values)
+    loading.check(settings.model)  # raises for a name of nothing
     profile = arguments.profile and os.path.abspath(arguments.profile)
     os.chdir(data_folder().parent)
     Path("_build").mkdir(exist_ok=True)
@@ -77,9 +74,20 @@ def build(arguments: argparse.Namespace) -> NoReturn:
             "cannot build the book: another `twotowers book` is building it; wait until it is done"
         ) from None
     os.set_inheritable(lock.fileno(), True)
+    from towerlab.plan import Plan, shares
+
+    plan = Plan(settings, has_chosen_model=bool(values.get("model")))
+    missing = plan.missing()
+    if not profile:
+        on_one_device = settings.device != "cpu" or settings.device_map
+        for suite, names in missing.items():
+            for stage in shares(names, 1 if on_one_device else arguments.jobs):
+                _measure(stage, {**values, "suite": suite}, arguments.threads)
     # Snakemake restored the last good chapters, and regards them as new.
-    failed = [path.name.removesuffix(FAILED) for path in Path("_build/chapters").glob(f"*{FAILED}")]
-    again = [f"chapter_{name}" for name in failed if os.path.isfile(f"book/{name}.ipynb")]
+    failed = [name for name in plan.notebooks if Path(f"_build/chapters/{name}{FAILED}").is_file()]
+    again = [f"chapter_{name}" for name in failed]
+    if profile:
+        again += [str(path) for path in plan.paths(missing)]
     config = Path("_build/settings.json")
     config.write_text(json.dumps({"threads": arguments.threads, **values}))
     command = [sys.executable, "-m", "snakemake", "--nolock", "--configfile", str(config)]
@@ -87,5 +95,33 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     command += (
         ["--profile", profile] if profile else ["--cores", str(arguments.jobs * arguments.threads)]
     )
+    command += ["--rerun-triggers", *TRIGGERS]
     command += ["--forcerun", *again] if again else []
+    os.environ.pop(PROFILE, None)
     os.execv(command[0], command)
+
+
+def _measure(shares: Sequence[Sequence[str]], values: Mapping[str, str], threads: int) -> None:
+    """Run `twotowers measure` for each share of measurements, at the same time.
+
+    A failure is reported by the process, and again when Snakemake tries that measurement.
+    """
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    processes: list[subprocess.Popen] = []
+    try:
+        for names in shares:
+            command = [sys.executable, "-m", "towerlab.cli", "measure", *names, *options]
+            stderr = subprocess.PIPE if len(shares) > 1 else None
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment
+            )
+            processes.append(process)
+            if process.stderr:  # several bars would overwrite each other on a terminal
+                processes.append(subprocess.Popen(["cat"], stdin=process.stderr, stdout=2))
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()

@@ -276,6 +276,25 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
     return data
 
 
+def is_served(model: str, suite: str, name: str, settings: Settings) -> bool:
+    """Return whether a precomputed measurement stands for one under some settings.
+
+    Args:
+        model: Name of the model.
+        suite: Suite of the texts.
+        name: Measurement.
+        settings: All settings.
+
+    Returns:
+        False if there is none, or if it cannot be used.
+    """
+    try:
+        data = open_precomputed(model, suite, name)
+    except TwoTowersError:
+        return False
+    return data is not None and matches_settings(data, settings)
+
+
 def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
     """Return whether a precomputed measurement has every setting that differs from its default.
 

@@ -141,7 +141,7 @@ class Measurements:
             except TwoTowersError as error:
                 pages.note(f"Left out: {error}.")
         model = self.model
-        if model not in found or not files.matches_settings(found[model], self.settings):
+        if not files.is_served(model, suite, name, self.settings):
             with needs_packages(model):
                 pipeline = self._pipeline(suite)
                 data = pipeline.measured(name) if measures else pipeline.stored(name)
