@@ -2,7 +2,8 @@
 # Only Python 3.11 or newer and make are needed.
 
 PYTHON  ?= python3
-VENV    ?= .venv
+# Not from the environment: a VENV there belongs to another project. make VENV=... chooses another folder.
+VENV    := .venv
 JOBS    ?= 2
 THREADS ?= 1
 # settings of the measurements, for example  SET="evaluation_blocks=20 seed=1"; MODEL=path/or/name in place of the included one
@@ -25,17 +26,21 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's own choices of where packages go, which contradict an environment.
 export PIP_USER = 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT
+# These name another checkout, or packages of another Python.
+unexport TWOTOWERS_HOME TWOTOWERS_EVIDENCE PYTHONPATH
 # Another program may have set these.
 FROM_OUTSIDE := $(strip $(foreach name,MODEL SET,$(if $(findstring environment,$(origin $(name))),$(if $($(name)),$(name)))))
 
 # A copied or moved checkout would build and test the one that its installation was made for.
-ifeq ($(shell [ -s "$(STAMP)" ] && [ "$$(cat "$(STAMP)")" != "$$(pwd)" ] && echo other),other)
+ifeq ($(shell [ -s "$(STAMP)" ] && [ "$$(cd "$$(cat "$(STAMP)")" 2>/dev/null && pwd -P)" != "$$(pwd -P)" ] && echo other),other)
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
 $(error The installation in $(VENV) was made in another folder ($(shell cat "$(STAMP)")): remove $(VENV), then make again)
 endif
 endif
 
 .DEFAULT_GOAL := help
+# Two goals would install, or build, at the same time.
+.NOTPARALLEL:
 .PHONY: help book test check pages bundle sentences verify mini-gpt2 lab peers lock clean
 
 help:  ## this list
@@ -49,7 +54,6 @@ book: $(STAMP)  ## measure what is missing, run the chapters that changed, build
 
 # Whatever MODEL and SET are: golden tests are of the default book.
 test: $(STAMP)  ## build the default book, run all tests, and look at every page in a headless browser
-	@OMP_NUM_THREADS="$$THREADS" $(BIN)/python -m towerlab.cli measure > /dev/null  # in one process, which loads torch once
 	@$(BIN)/python -m towerlab.cli book --jobs "$$JOBS" --threads "$$THREADS"
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -115,7 +119,7 @@ $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pypr
 	@$(LOCKED) --requirement locks/build.lock
 	@$(LOCKED) --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@pwd > $@
+	@pwd -P > $@
 
 # uv.lock holds all, for every system and every Python from 3.11 on; the others are parts of it in pip's form. CUDA's
 # libraries are in a part of their own, and PyTorch's CPU build, which only its own index has, in the last.

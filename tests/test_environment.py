@@ -113,6 +113,26 @@ def test_a_copied_checkout_is_not_tested_in_place_of_another(tmp_path):
     assert make("-C", str(tmp_path), "help").returncode == 0
 
 
+def test_a_checkout_that_is_reached_by_a_link_is_the_same(tmp_path):
+    """K13."""
+    (tmp_path / "home/.venv").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    shutil.copy(ROOT / "Makefile", tmp_path / "home")
+    for stamp, path in (("home", "link"), ("link", "home")):
+        (tmp_path / "home/.venv/.installed").write_text(f"{tmp_path / stamp}\n")
+        ran = make("-C", str(tmp_path / path), "--dry-run", "check")
+        assert "another folder" not in ran.stderr
+
+
+def test_goals_do_not_run_at_the_same_time(tmp_path):
+    """K13: two would install into one folder."""
+    (tmp_path / "Makefile").write_text(
+        f"include {ROOT / 'Makefile'}\none:\n\t@sleep 0.3; echo one\ntwo:\n\t@echo two\n"
+    )
+    ran = make("-C", str(tmp_path), "-j", "2", "--no-print-directory", "one", "two")
+    assert ran.stdout.split() == ["one", "two"], ran.stderr
+
+
 def make(*arguments, **environment):
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
@@ -125,6 +145,18 @@ def test_choices_of_the_user_s_environment_do_not_stop_an_installation():
     ran = make("--eval", "show: ; @env", "show", PIP_USER="1", PIP_TARGET="/x", PIP_INDEX_URL="y")
     lines = ran.stdout.splitlines()
     assert {"PIP_USER=0", "PIP_INDEX_URL=y"} <= {*lines} and "PIP_TARGET" not in ran.stdout
+
+
+def test_another_project_s_environment_and_checkout_are_none_of_ours():
+    """K5."""
+    names = "TWOTOWERS_HOME", "TWOTOWERS_EVIDENCE", "PYTHONPATH", "VENV"
+    other = dict.fromkeys(names, "/of/another")
+    ran = make("--eval", "show: ; @env; echo in $(BIN)", "show", **other)
+    shown = ran.stdout.splitlines()
+    assert not [line for line in shown if line.startswith(tuple(f"{name}=" for name in names[:3]))]
+    assert "in .venv/bin" in shown
+    ran = make("--eval", "show: ; @echo in $(BIN)", "show", "VENV=elsewhere")
+    assert "in elsewhere/bin" in ran.stdout
 
 
 def test_a_model_that_another_program_names_is_said_to_come_from_the_environment():
