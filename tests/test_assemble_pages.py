@@ -52,7 +52,7 @@ def test_a_chart_s_data_are_data(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble_pages, "picture", lambda svg, description, folder: "")
         page = Page(
-            assemble_pages.chart({VEGA: chart.to_dict(), "image/svg+xml": ""}, "chart", ROOT)
+            assemble_pages.chart({VEGA: chart.to_dict(), "image/svg+xml": "<svg/>"}, "chart", ROOT)
         )
     assert page.tags == ["div", "script", "noscript"]
     spec = json.loads(page.script)

@@ -46,7 +46,7 @@ def design(rng):
 @pytest.mark.parametrize(
     ("size", "seed"),
     [
-        ("shared keys", 2),
+        pytest.param("shared keys", 2, marks=pytest.mark.nightly),
         pytest.param("one head", 0, marks=pytest.mark.nightly),
         pytest.param("one layer", 1, marks=pytest.mark.nightly),
     ],

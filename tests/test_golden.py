@@ -6,6 +6,7 @@ change numbers:  make book, then  pytest tests/test_golden.py --pin
 """
 
 import json
+import os
 import re
 from xml.etree import ElementTree
 
@@ -17,7 +18,7 @@ from conftest import ROOT
 from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, STORED, differences
 from twotowers import claims, evidence
 from twotowers.figures import VEGA
-from twotowers.paths import included_models
+from twotowers.paths import data_folder, included_models
 from twotowers.tables import shown_name
 
 GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", ROOT / "_build"
@@ -36,6 +37,36 @@ def built():
     other.pop("threads")
     if other:
         pytest.fail(f"the book in _build is of other settings, {other}: make test", pytrace=False)
+    if newer := newer_than_evidence(BUILD, data_folder()):
+        pytest.fail(
+            f"the book in _build is older than {', '.join(newer)}: make test", pytrace=False
+        )
+
+
+def newer_than_evidence(build, data):
+    """Tables of statements that have changed since the last build (F7).
+
+    A build leaves the evidence of chapters whose rows did not change, but then it makes the pages
+    again.
+    """
+    files = [build / "html", *(build / "evidence").glob("[!.]*.csv")]
+    last = max((file.lstat().st_mtime for file in files if file.exists()), default=0)
+    tables = [data / f"{name}.csv" for name in ("claims", "figures")]
+    return [path.name for path in tables if path.stat().st_mtime > last]
+
+
+def test_evidence_that_is_older_than_its_tables_is_named(tmp_path):
+    for name in ("data/claims.csv", "data/figures.csv", "evidence/1.csv", "html/index.html"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (1000, 1000))
+    os.utime(tmp_path / "html", (1000, 1000))
+    assert newer_than_evidence(tmp_path, tmp_path / "data") == []
+    os.utime(tmp_path / "data/figures.csv", (1001, 1001))
+    assert newer_than_evidence(tmp_path, tmp_path / "data") == ["figures.csv"]
+    os.utime(tmp_path / "html", (1002, 1002))
+    assert newer_than_evidence(tmp_path, tmp_path / "data") == []
 
 
 def figures():

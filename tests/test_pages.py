@@ -85,7 +85,9 @@ def home():
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(("width", "mode"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("width", "mode"), [pytest.param(1280, "light", marks=pytest.mark.nightly), (390, "dark")]
+)
 def test_pages_show_everything_without_a_network(width, mode, home, request):
     """Rules of accessibility take most of the time: on a push half of the pages meet them in each
     mode."""

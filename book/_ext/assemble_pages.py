@@ -19,6 +19,7 @@ import verdict_map
 import yaml
 from towerlab.building import FAILED, failure
 from towerlab.plan import listed
+from twotowers import figures
 from twotowers.figures import VEGA
 from twotowers.paths import chapter_names
 
@@ -81,7 +82,9 @@ def chart(data: dict, name: str, pictures: Path) -> str:
     # JSON has no NaN.
     spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)
     text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
-    still = picture("".join(data["image/svg+xml"]), spec.get("description", ""), pictures)
+    # A chapter that ran under a limit of memory has none.
+    svg = "".join(data.get("image/svg+xml", "")) or figures.svg(data[VEGA])
+    still = picture(svg, spec.get("description", ""), pictures)
     return (
         f'<div class="chart" data-name="{escape(name)}"></div>\n'
         f'<script type="application/json">{text}</script>\n<noscript>{still}</noscript>\n'

@@ -51,6 +51,11 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     Raises:
         TwoTowersError: If a setting is wrong, if the model is unknown, or while another build runs.
     """
+    # Both take a second, and other commands need neither.
+    from twotowers import figures
+
+    from towerlab.plan import Plan, shares
+
     try:
         words = [word.partition("=") for text in arguments.set for word in shlex.split(text)]
     except ValueError:
@@ -62,6 +67,8 @@ def build(arguments: argparse.Namespace) -> NoReturn:
         values["model"] = arguments.model
     settings = Settings.from_values(values)
     loading.check(settings.model)  # raises for a name of nothing
+    if reason := figures.too_little_address_space():
+        raise TwoTowersError(f"cannot build the book: {reason}; run `ulimit -v unlimited` first")
     profile = arguments.profile and os.path.abspath(arguments.profile)
     os.chdir(data_folder().parent)
     Path("_build").mkdir(exist_ok=True)
@@ -74,8 +81,6 @@ def build(arguments: argparse.Namespace) -> NoReturn:
             "cannot build the book: another `twotowers book` is building it; wait until it is done"
         ) from None
     os.set_inheritable(lock.fileno(), True)
-    from towerlab.plan import Plan, shares
-
     plan = Plan(settings, has_chosen_model=bool(values.get("model")))
     missing = plan.missing()
     if not profile:
