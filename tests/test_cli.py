@@ -139,7 +139,7 @@ def test_a_notebook_names_what_it_reads(path):
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
     for names in re.findall(r"map\(chapter\.measured, \((.*?)\)", code):
         reads |= set(re.findall(r"\w+", names))
-    reads |= {"paper_changes"} if "chapter.compare_with_paper(" in code else set()  # for its mark
+    reads |= {"paper_balance"} if "chapter.compare_with_paper(" in code else set()  # for its mark
     reads |= {"heads"} if re.search(r"chapter\.(judge_claim|controls)", code) else set()
     reads |= {"selection"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
     about = json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {})

@@ -10,20 +10,31 @@ from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
 from towerlab.measure.conditions import attention_in
-from towerlab.measure.heads import increases
+from towerlab.measure.heads import SUMS, increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.paper import (
+    FEW_SENTENCES,
     in_context_heads,
     listed_first,
+    means_of_sets,
+    of_some_heads,
     random_partners,
-    summed_up,
     with_label_reads,
 )
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.single_prompt import WEIGHTS, label_increases, single_prompt
+from towerlab.model.capture import answer
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
-from towerlab.prompts.paper_sets import CASE, CHANGES, paper_prompts
+from towerlab.prompts.paper_sets import (
+    CASE,
+    CHANGES,
+    COUNTERBALANCED,
+    LISTED_SETS,
+    WORD_SETS,
+    paper_prompts,
+    sentence_sets,
+)
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
 from twotowers.errors import TwoTowersError
@@ -135,16 +146,68 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
             )
 
 
-def test_sums_are_kept_of_some_heads_and_means_of_all(words):
+def test_attention_of_all_heads_is_that_of_the_prompts_as_they_are(words, float64):
+    model = replace(shared_tiny("gpt2"), tokenizer=words)
     encoded = encoded_of(words)[::-1]  # sets in an order that no sorting gives
-    data = attention_in(replace(shared_tiny("gpt2"), tokenizer=words), encoded, CHANGES)
-    few = summed_up(data, ["1-0", "0-1"])
-    by_hand = (
-        data["attention_true"].sel(condition="true first").isel(prompt=slice(2)).mean("prompt")
-    )
-    assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
-    of_head = data["attention_other"].isel(layer=0, head=1).rename(condition="change")
+    data, changed = measured(model, encoded), attention_in(model, encoded, CHANGES)
+    means = means_of_sets(data)
+    for name in SUMS:
+        as_it_is = changed[name].sel(condition="as it is", drop=True)
+        np.testing.assert_allclose(data[name].transpose(*as_it_is.dims), as_it_is, **FLOAT64)
+        mean = means[f"mean_{name}"]
+        assert mean["word_set"].values.tolist() == ["b/a", "a/b"]
+        by_hand = as_it_is.values[:2].mean(0)
+        np.testing.assert_allclose(mean.sel(word_set="b/a"), by_hand, **FLOAT64)
+
+
+def test_sums_of_prompts_are_kept_of_some_heads(words):
+    data = attention_in(replace(shared_tiny("gpt2"), tokenizer=words), encoded_of(words), CHANGES)
+    few = of_some_heads(data, [Head(1, 0), Head(0, 1)])
+    assert few["selected_head"].values.tolist() == ["1-0", "0-1"]
+    assert not {"layer", "head"} & {*few.dims, *few.coords}
+    of_head = data["attention_other"].isel(layer=0, head=1)
     assert (few["attention_other"].sel(selected_head="0-1") == of_head).all()
+    assert (few["logit_difference"] == data["logit_difference"]).all()
+
+
+@pytest.mark.parametrize("suite", ["words", "sentences"])
+def test_what_changes_a_prompt_is_measured_for_the_figures_that_show_it(suite, tmp_path):
+    """Of sentences few prompts are changed, and the means of all heads are of the same ones."""
+    n = 2 if suite == "words" else FEW_SENTENCES + 1
+    run = Pipeline(Settings(suite=suite, prompts=n, out=str(tmp_path)))
+    paper, balance = run.measured("paper"), run.measured("paper_balance")
+    sets = WORD_SETS if suite == "words" else tuple(sentence_sets(suite))
+    listed = tuple(paper["word_set"].values)  # a preview has fewer sets
+    assert listed == (LISTED_SETS if suite == "words" else sets)
+    n_changed = min(n, FEW_SENTENCES)
+    assert [*balance["class_pair"].values] == [name for name in sets for _ in range(n_changed)]
+    for change in COUNTERBALANCED:
+        texts = dict(sentence_sets(suite)) if suite != "words" else {}
+        prompt = CHANGES[change](paper_prompts(sets[1], n, texts=texts.get(sets[1]))[1])
+        (_, log_prob) = answer(run.model, run.design.encode([prompt]))
+        nats = balance["logit_difference"].sel(change=change)[n_changed + 1]
+        assert float(nats) == pytest.approx(float(log_prob[0, 0] - log_prob[0, 1]), abs=2e-3)
+    exchanges = run.measured("paper_exchanges")
+    assert tuple(exchanges["word_set"].values) == listed
+    as_it_is = exchanges.sel(change="as it is")
+    for name in (f"mean_{name}" for name in SUMS):
+        np.testing.assert_allclose(
+            paper[name], as_it_is[name].transpose(*paper[name].dims), rtol=3e-3, atol=1e-4
+        )
+    if suite == "words":
+        queries, changes = run.measured("paper_queries"), run.measured("paper_changes")
+        assert {*queries["class_pair"].values} == {*WORD_SETS}
+        assert {*changes["class_pair"].values} == {CASE.dataset} and len(changes["change"]) == 7
+        for data in (queries, changes):
+            np.testing.assert_allclose(
+                data["attention_true"].sel(change="as it is").isel(prompt=slice(n)),
+                as_it_is["attention_true"].isel(prompt=slice(n)),
+                rtol=3e-3,
+                atol=1e-4,
+            )
+    else:
+        for name in ("paper_queries", "paper_changes"):
+            assert run.measured(name).attrs["not_testable"]
 
 
 def test_the_case_by_hand(model, words, monkeypatch):

@@ -109,13 +109,11 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     ],
 )
 def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
-    nats = ("change", "prompt"), [[2.0 * x - 1] * 3 for x in right] + [[1.0] * 3]
-    changes = xr.Dataset(
-        {"logit_difference": nats}, {"change": [*BALANCED, "query of the other class"]}
-    )
-    found = paper_results.compare_task(changes)
+    nats = ("change", "prompt"), [[2.0 * x - 1] * 3 for x in right]
+    balance = xr.Dataset({"logit_difference": nats}, {"change": BALANCED})
+    found = paper_results.compare_task(balance)
     assert (found.value, found.random) == (share, None) and found.resampled.size == 1000
-    assert paper_results.task_mark(changes) == mark
+    assert paper_results.task_mark(balance) == mark
     row = evidence.verdict_row(SHARE, "m", AGREES, "5 of 5 heads", mark=mark)
     shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
     assert shown in strips.block(SHARE, [row], "")

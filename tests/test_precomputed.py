@@ -93,6 +93,9 @@ def papers_only(tmp_path_factory):
     (home / "data/measurements" / SMOLLM2.name).symlink_to(SMOLLM2)
     names = (
         "paper",
+        "paper_balance",
+        "paper_exchanges",
+        "paper_queries",
         "paper_changes",
         "paper_ablations",
         "paper_remedies",

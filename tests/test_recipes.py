@@ -97,6 +97,9 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
     of_the_papers_sets = [
         "paper",
+        "paper_balance",
+        "paper_exchanges",
+        "paper_queries",
         "paper_changes",
         "paper_ablations",
         "paper_remedies",
@@ -190,7 +193,7 @@ def test_parts_are_whole_blocks_of_about_sixty_four_passes():
     for name, row in catalogue().items():
         size = run.part_size(name)
         assert size % 4 == 0 and (size == 4 or 32 <= size * row.passes <= 96 or row.passes < 1)
-    assert sentences.part_size("paper_changes") == 64
+    assert sentences.part_size("paper_exchanges") == 64
 
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):

@@ -452,8 +452,8 @@ class Chapter(Measurements):
                 f"unknown result '{name}': expected an id in data/figures.csv; add a rule there"
             )
         is_of_model = name not in claims.WITHOUT_MODEL
-        changes = self.measured("paper_changes", suite) if is_of_model else {}
-        marks = {model: paper_results.task_mark(ds) for model, ds in changes.items()}
+        balance = self.measured("paper_balance", suite) if is_of_model else {}
+        marks = {model: paper_results.task_mark(ds) for model, ds in balance.items()}
         results = {model: Result(math.nan, reason) for model, reason in self.left_out.items()}
         for model, values in data.items():
             found = values
@@ -467,7 +467,7 @@ class Chapter(Measurements):
                     every_head=None if every_head is None else every_head[model],
                     resamples=None if resamples is None else resamples[model],
                     control=None if control is None else control.get(model),
-                    sizes=None if heads is None else changes[model].attrs,
+                    sizes=None if heads is None else balance[model].attrs,
                 )
             if control is not None and model not in control:
                 found = found._replace(random=[])  # too few other heads

@@ -149,15 +149,15 @@ def compare_lists(
     return Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
 
 
-def compare_task(changes: xr.Dataset) -> Result:
+def compare_task(balance: xr.Dataset) -> Result:
     """Return how often a model solves the task of the paper's prompts.
 
     Prompts are balanced over both orders and both assignments of the labels.
 
     Args:
-        changes: Measurement `paper_changes` of the model.
+        balance: Measurement `paper_balance` of the model.
     """
-    is_right = _is_right(changes)
+    is_right = _is_right(balance)
     nearest, word_share, word = _habits(is_right)
     words = (
         f"{float(is_right.mean()):.0%} right; says the nearest label in {nearest:.0%}, {word} in "
@@ -166,22 +166,22 @@ def compare_task(changes: xr.Dataset) -> Result:
     return compare(lambda right: right.mean("change"), is_right, words)
 
 
-def task_mark(changes: xr.Dataset) -> str:
+def task_mark(balance: xr.Dataset) -> str:
     """Return the mark of a model that does not solve the task, "" for one that does.
 
     Args:
-        changes: Measurement `paper_changes` of the model.
+        balance: Measurement `paper_balance` of the model.
     """
-    is_right = _is_right(changes)
+    is_right = _is_right(balance)
     if claims.paper_results()[TASK[0]].judge(float(is_right.mean())) != DISAGREES:
         return ""
     nearest, word_share, _ = _habits(is_right)
     return BY_WORD if word_share > nearest else BY_POSITION
 
 
-def _is_right(changes: xr.Dataset) -> xr.DataArray:
-    """Return in which balanced prompts the true label is likelier, over (change, prompt)."""
-    return changes["logit_difference"].sel(change=BALANCED) > 0
+def _is_right(balance: xr.Dataset) -> xr.DataArray:
+    """Return in which prompts the true label is likelier, over (change, prompt)."""
+    return balance["logit_difference"] > 0
 
 
 def _habits(is_right: xr.DataArray) -> tuple[float, float, str]:

@@ -35,14 +35,27 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
         Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
         over (prompt,). The coordinates `k` and `separator` give the template of each prompt.
     """
-    arrays = read_batches(
-        "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
-    )
+    arrays = read_answers(model, encoded)
     names = {text: name for name, text in SEPARATORS.items()}
     k = [len(e.prompt.demonstrations) // 2 for e in encoded]
     separator = [names[e.prompt.separator] for e in encoded]
     return observations(
         "answers", encoded, arrays, k=("prompt", k), separator=("prompt", separator)
+    )
+
+
+def read_answers(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
+    """Return the answers to prompts as arrays.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+
+    Returns:
+        Variables (prompt,): see `observations.answers_of`.
+    """
+    return read_batches(
+        "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
     )
 
 

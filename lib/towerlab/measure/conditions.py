@@ -16,11 +16,11 @@ import torch
 import xarray as xr
 from twotowers.errors import NotTestable
 
-from towerlab.measure.heads import label_attention
+from towerlab.measure.heads import attention_sums
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts, with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model.capture import Capture, own_label_sign
+from towerlab.model.capture import Capture
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
 from towerlab.prompts.variants import in_order, one_fewer
@@ -83,13 +83,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
     """
 
     def read(capture: Capture) -> Tensors:
-        weights = label_attention(capture).float()
-        is_true = own_label_sign(capture, weights)[:, None, None] > 0
-        return {
-            "attention_true": (weights * is_true).sum(-1),
-            "attention_other": (weights * ~is_true).sum(-1),
-            **answers_in(capture),
-        }
+        return attention_sums(capture) | answers_in(capture)
 
     read_all = partial(read_prompts, "conditions", model, include={"weights"}, read=read)
     arrays = in_changes(model, encoded, changes, read_all)

@@ -26,6 +26,8 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
 KINDS = ["attention", "FFN"]
+SUMS = ("attention_true", "attention_other")
+"""Variables of `attention_sums`"""
 
 
 def heads(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -117,6 +119,21 @@ def label_attention(capture: Capture) -> Float[Tensor, "batch layer head demonst
     """
     positions = capture.label_positions[None, :, None]
     return capture.weights.take_along_dim(positions, 3).transpose(0, 1)
+
+
+def attention_sums(capture: Capture) -> Tensors:
+    """Return the attention of the last position on all true and on all other labels.
+
+    Args:
+        capture: Values of a batch, with "weights".
+
+    Returns:
+        SUMS (batch, layer, head).
+    """
+    weights = label_attention(capture).float()
+    is_true = own_label_sign(capture, weights)[:, None, None] > 0
+    on_labels = (weights * is_true).sum(-1), (weights * ~is_true).sum(-1)
+    return dict(zip(SUMS, on_labels, strict=True))
 
 
 def _selection(pipeline: Pipeline) -> Recipe:

@@ -26,7 +26,7 @@ from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, head_coordinates
 
-from towerlab.measure.heads import label_attention, ov_logit_differences
+from towerlab.measure.heads import SUMS, attention_sums, label_attention, ov_logit_differences
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -48,9 +48,8 @@ def label_reads(
 ) -> xr.Dataset:
     """Compute ranks, attention and OV logit differences of heads at each label, and answers.
 
-    Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
-    for every prompt, head and demonstration. The recipe `label_reads` keeps the ranks; `paper`
-    keeps all variables except `other_rank`.
+    The recipe `label_reads` keeps the ranks; `paper` keeps all variables except `other_rank`. Cost
+    and memory: see `read_labels`.
 
     Args:
         model: Any model.
@@ -71,11 +70,34 @@ def label_reads(
           with the final norm's scale frozen (nats). Times `attention` it is the position's addition
           to the logit difference of its label (EMNLP: "logit minus", as summarised).
     """
+    arrays = read_labels(model, encoded, heads, ranks)
+    of_heads = {name: values for name, values in arrays.items() if name not in SUMS}
+    return observations("paper", encoded, of_heads, **head_coordinates(heads))
+
+
+def read_labels(
+    model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
+) -> dict[str, Any]:
+    """Return the variables of `label_reads`, and attention on labels of all heads, as arrays.
+
+    Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
+    for every prompt, head and demonstration.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+        heads: Heads to list.
+        ranks: Whether to compute both ranks.
+
+    Returns:
+        Variables of `label_reads`, and SUMS (prompt, layer, head).
+    """
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
         return {
             **answers_in(capture),
+            **attention_sums(capture),
             "values": torch.stack(
                 [label_values(capture, model, layer)[:, head] for layer, head in heads], 1
             ),
@@ -103,7 +125,7 @@ def label_reads(
         own, other = torch.stack(of_heads, 1).int().cpu().unbind(-1)
         arrays["own_rank"] = own
         arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
-    return observations("paper", encoded, arrays, **head_coordinates(heads))
+    return arrays
 
 
 def query_and_keys(

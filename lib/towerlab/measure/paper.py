@@ -12,37 +12,41 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
 from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head
+from twotowers.heads import Head, head_names
 from twotowers.names import slug
 from twotowers.settings import SEPARATORS
 
-from towerlab.measure.conditions import attention_in
-from towerlab.measure.heads import increases
-from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import with_dims
+from towerlab.measure.answers import read_answers
+from towerlab.measure.conditions import Changes, attention_in, in_changes
+from towerlab.measure.heads import SUMS, increases
+from towerlab.measure.label_reads import read_labels
+from towerlab.measure.observations import observations, with_dims
 from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say
 from towerlab.prompts.paper_sets import (
+    ASKED,
     CASE,
     CASE_OF,
-    CHANGES,
     COUNTERBALANCED,
     LISTED_SETS,
+    REORDERED,
     WORD_SETS,
+    changes_named,
     paper_prompts,
     sentence_sets,
 )
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 
 FEW_SENTENCES = 20
-"""Minimum number of prompts of a set of sentences that are changed"""
+"""Minimum number of prompts of each set of sentences that are changed"""
 
 
 def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
@@ -112,7 +116,8 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
         data: Increases of these prompts.
 
     Returns:
-        The data with the model's answers (prompt), and with these variables.
+        The data with the model's answers (prompt), with SUMS (prompt, layer, head), and with these
+        variables.
 
         - `in_context_head`, `random_head` (word_set, rank). Names, such as "22-0", of the heads
           with the largest mean increase on a set, and of a random head for each of them
@@ -125,37 +130,51 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     lists: list[Sequence[Head | None]] = [*first, *random]
     selected = list(dict.fromkeys(head for heads in lists for head in heads if head))
+    arrays = read_labels(model, encoded, selected)
+    sums = {name: (("prompt", "layer", "head"), arrays.pop(name)) for name in SUMS}
     # They lose their coordinates `layer` and `head`, which are dimensions of the increases.
-    reads = label_reads(model, encoded, selected)
+    reads = observations("paper", encoded, arrays, selected_head=head_names(selected))
     names = np.array([[str(head or "") for head in heads] for heads in lists])
     of_sets = {"in_context_head": names[: len(sets)], "random_head": names[len(sets) :]}
-    data = data.assign(reads).assign(with_dims("paper", of_sets))
+    data = data.assign(sums).assign(reads).assign(with_dims("paper", of_sets))
     return data.assign_coords(word_set=sets, rank=range(1, names.shape[1] + 1))
 
 
-def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
-    """Return attention in changed prompts, for some heads in full and for all heads as means.
-
-    The sums of every prompt are kept for some heads; the means over prompts for all heads.
+def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr.DataArray]:
+    """Return the means of variables over the prompts of each set.
 
     Args:
-        data: Dataset of `conditions.attention_in`.
-        heads: Names of heads, such as "22-0".
+        data: Variables over (..., prompt).
+        names: Names of the variables.
 
     Returns:
-        Dataset of `attention_true` and `attention_other` (change, prompt, selected_head), of
-        `mean_attention_true` and `mean_attention_other` (change, word_set, layer, head), and of the
-        answers (change, prompt).
+        "mean_" and the name of the variable -> means (..., word_set). Sets are in the order of
+        their first prompts.
     """
-    selected = [*map(Head.parse, heads)]
-    sets = dict.fromkeys(data["class_pair"].values)
-    out = data.drop_dims("layer")
-    for name in ("attention_true", "attention_other"):
-        means = data[name].groupby("class_pair").mean("prompt").rename(class_pair="word_set")
-        out[f"mean_{name}"] = means.sel(word_set=[*sets])
-        # They lose their coordinates `layer` and `head`, which are dimensions of the means.
-        out[name] = head_selection.select_heads(data[name], selected)
-    return out.rename(condition="change")
+    sets = list(dict.fromkeys(data["class_pair"].values))
+    by_set = {f"mean_{name}": data[name].groupby("class_pair").mean("prompt") for name in names}
+    return {
+        name: means.rename(class_pair="word_set").sel(word_set=sets)
+        for name, means in by_set.items()
+    }
+
+
+def of_some_heads(data: xr.Dataset, heads: Sequence[Head]) -> xr.Dataset:
+    """Return a dataset in which only some heads have attention on labels.
+
+    Args:
+        data: SUMS (..., layer, head), and variables without these dimensions.
+        heads: Heads.
+
+    Returns:
+        The dataset with SUMS (..., selected_head).
+    """
+    # Their layers and numbers are left out, since means of all heads have these dimensions.
+    of_heads = {
+        name: head_selection.select_heads(data[name], heads).drop_vars(("layer", "head"))
+        for name in SUMS
+    }
+    return data.drop_dims(("layer", "head")).assign(of_heads)
 
 
 def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
@@ -229,29 +248,100 @@ def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 
-def _paper(pipeline: Pipeline) -> xr.Dataset:
-    """Measure increases on the paper's sets, and ranks and attention in the heads by increase.
+def n_changed(design: Design) -> int:
+    """Return the number of prompts of each set that are changed.
 
-    A preview has only the two sets whose lists of heads the paper shows.
+    These are all prompts of words, and a quarter of sentences, which are long.
+
+    Args:
+        design: Prompts of one setting.
+
+    Returns:
+        Number of prompts.
+    """
+    n = design.n_prompts
+    return n if design.settings.suite == "words" else max(FEW_SENTENCES, n // 4)
+
+
+def answers_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
+    """Compute answers for prompts in each of some changes.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        changes: Name -> function that changes a prompt.
+
+    Returns:
+        Dataset of the answers (change, prompt).
+    """
+    arrays = in_changes(model, encoded, changes, partial(read_answers, model))
+    return observations("paper_balance", encoded, arrays, change=list(changes))
+
+
+def _paper(pipeline: Pipeline) -> xr.Dataset:
+    """Measure increases on the paper's sets, ranks and attention in the heads by increase.
+
+    The mean attention of all heads on labels is also measured, over the prompts that are changed in
+    other measurements. A preview has only the two sets whose lists of heads the paper shows.
     """
     design = pipeline.design
     encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
     data = pipeline.make("paper", Recipe(increases, encoded))
-    return with_label_reads(pipeline.model, encoded, data)
+    data = with_label_reads(pipeline.model, encoded, data)
+    is_changed = (data["block"] < n_changed(design)).values
+    return data.assign(means_of_sets(data.isel(prompt=is_changed)))
+
+
+def _paper_balance(pipeline: Pipeline) -> Recipe:
+    """Measure answers on the paper's sets in both orders, with both label assignments.
+
+    They show whether a model solves the task of these prompts.
+    """
+    encoded = _prompts_to_change(pipeline.design, WORD_SETS)
+    return Recipe(answers_in, encoded, (changes_named(COUNTERBALANCED),))
+
+
+def _paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
+    """Measure attention on the paper's sets in both orders, with both label assignments."""
+    sets = pipeline.measured("paper")["word_set"].values.tolist()
+    data = _attention(pipeline, "paper_exchanges", sets, COUNTERBALANCED)
+    return _of_listed_heads(pipeline, data).assign(means_of_sets(data))
+
+
+def _paper_queries(pipeline: Pipeline) -> xr.Dataset:
+    """Measure attention and answers on the paper's sets with queries of either class."""
+    if pipeline.settings.suite != "words":
+        raise NotTestable("it needs words of the other class, which only the word sets have")
+    return _of_listed_heads(pipeline, _attention(pipeline, "paper_queries", WORD_SETS, ASKED))
 
 
 def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
-    """Measure attention and answers on the paper's sets with changed demonstrations or queries.
+    """Measure attention on the paper's first set with one demonstration fewer, and in all orders.
 
-    The changes are one demonstration fewer, other orders, exchanged labels, and another query.
-    Sentences are long. Of sentences there are a quarter of the prompts, only in the orders and
-    labels that counterbalance each other.
+    The paper shows these changes on this set.
     """
-    design, changes = pipeline.design, CHANGES
-    encoded = encoded_sets(design)
     if pipeline.settings.suite != "words":
-        n_changed = max(FEW_SENTENCES, design.n_prompts // 4)
-        encoded = [e for e in encoded if e.prompt.block < n_changed]
-        changes = {name: CHANGES[name] for name in COUNTERBALANCED}
-    data = pipeline.make("paper_changes", Recipe(attention_in, encoded, (changes,)))
-    return summed_up(data, pipeline.measured("paper")["selected_head"].values.tolist())
+        raise NotTestable("figures 8 to 11 are about a set of words")
+    data = _attention(pipeline, "paper_changes", [CASE.dataset], REORDERED)
+    means = {f"mean_{name}": data[name].mean("prompt") for name in SUMS}
+    return _of_listed_heads(pipeline, data).assign(means)
+
+
+def _prompts_to_change(design: Design, sets: Sequence[str]) -> list[Encoded]:
+    """Return the prompts of some sets that are changed, or those of all sets of sentences."""
+    return [e for e in encoded_sets(design, sets) if e.prompt.block < n_changed(design)]
+
+
+def _attention(
+    pipeline: Pipeline, measurement: str, sets: Sequence[str], changes: Sequence[str]
+) -> xr.Dataset:
+    """Return attention and answers in some changes of the prompts of some sets, for all heads."""
+    encoded = _prompts_to_change(pipeline.design, sets)
+    recipe = Recipe(attention_in, encoded, (changes_named(changes),))
+    return pipeline.make(measurement, recipe).rename(condition="change")
+
+
+def _of_listed_heads(pipeline: Pipeline, data: xr.Dataset) -> xr.Dataset:
+    """Return attention and answers with the prompts' sums of the heads that `paper` lists."""
+    names = pipeline.measured("paper")["selected_head"].values.tolist()
+    return of_some_heads(data, [*map(Head.parse, names)])

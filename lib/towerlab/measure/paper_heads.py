@@ -33,7 +33,7 @@ from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import interleave, random_sets
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CHANGES, ORDERS
+from towerlab.prompts.paper_sets import ASKED, ORDERS, changes_named
 from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
@@ -47,7 +47,6 @@ DRAWS = 5
 TWELVE = "the twelve"
 INTERLEAVED = "both in turn"
 """Ranking that interleaves the ranking by increase and the ranking by ablation"""
-ASKED = ["as it is", "query of the other class"]
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
     "one false fewer": partial(one_fewer, kind=False),
@@ -125,7 +124,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
           (nats).
     """
     read = partial(label_reads, model, heads=heads, ranks=False)
-    reads = in_changes(model, encoded, {name: CHANGES[name] for name in ASKED}, read)
+    reads = in_changes(model, encoded, changes_named(ASKED), read)
     arrays = {
         "attention": reads["attention"],
         "ov_logit_difference": reads["ov_logit_difference"][:, 0],
@@ -133,7 +132,7 @@ def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Datas
         "flipped_log_prob_other": reads["log_prob_other"][:, 1],
     }
     return observations(
-        "paper_ablations", encoded, arrays, change=ASKED, selected_head=head_names(heads)
+        "paper_ablations", encoded, arrays, change=list(ASKED), selected_head=head_names(heads)
     )
 
 

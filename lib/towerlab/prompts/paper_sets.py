@@ -17,7 +17,7 @@ for any number of prompts. A prompt's `dataset` is its set, `block` its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -153,3 +153,23 @@ CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
 """Name -> function that changes a prompt of a set. The first, the fourth and the changes with the
 name of an order are all six orders (EMNLP table 8, as summarised)"""
 COUNTERBALANCED = ("as it is", "labels exchanged", "true first", "true first, labels exchanged")
+"""Both orders with both label assignments"""
+ASKED = ("as it is", "query of the other class")
+"""The queries of both classes (EMNLP tables 5 and 6, as summarised)"""
+REORDERED = (
+    *("as it is", "one true fewer", "true first"),
+    *(order for order in ORDERS if order in CHANGES),
+)
+"""One demonstration fewer, and all six orders (v1 section 5)"""
+
+
+def changes_named(names: Iterable[str]) -> dict[str, Callable[[Prompt], Prompt]]:
+    """Return some of CHANGES.
+
+    Args:
+        names: Names of changes.
+
+    Returns:
+        Name -> function that changes a prompt.
+    """
+    return {name: CHANGES[name] for name in names}
