@@ -365,6 +365,36 @@ def swapped_weights(weights: Weights, places: Places) -> Weights:
     return torch.where(both, swapped, weights)
 
 
+def with_class_sums(
+    weights: Weights,
+    places: Places,
+    true_sum: Float[Tensor, "batch head row 1"],
+    other_sum: Float[Tensor, "batch head row 1"],
+) -> Weights:
+    """Return attention weights with given sums on the labels of the two classes.
+
+    Within a class each label keeps its share of the sum, and all other positions keep their shares
+    of the rest. If a class, or the rest, has no attention at all, its new sum is spread evenly.
+
+    Args:
+        weights: Attention weights (batch, head, row, position).
+        places: Signs of the label positions (batch, position).
+        true_sum: Attention on labels of the query's class (batch, head, row, 1).
+        other_sum: Attention on labels of the other class (batch, head, row, 1).
+
+    Returns:
+        Weights with these sums, which add up to 1 (batch, head, row, position).
+    """
+    labels = places.to(weights.device)[:, None, None]
+    true, other, rest = ((labels == sign).to(weights) for sign in (1, -1, 0))
+    true_sum, other_sum = true_sum.to(weights), other_sum.to(weights)
+    return (
+        _shares(weights, true) * true_sum
+        + _shares(weights, other) * other_sum
+        + _shares(weights, rest) * (1 - true_sum - other_sum)
+    )
+
+
 def _shares(weights: Weights, side: Float[Tensor, "batch 1 row position"]) -> Weights:
     """Return the share of each label in the attention on its class, or equal shares if it is 0."""
     on_side = weights * side

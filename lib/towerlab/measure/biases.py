@@ -1,0 +1,125 @@
+"""Answers with attention on labels exchanged between two prompts of opposite bias.
+
+Source: v1 section 5 observes that labels with more demonstrations, and nearer labels, get more
+attention. Chapter 5 tests whether the answer moves because of it.
+
+Two changes of a prompt are partners: without a true or without another demonstration (majority
+bias), and true demonstrations last or first (recency bias). Each head gets the sums of attention
+that the labels of either class have in the partner (`model.attention.with_class_sums`). Values are
+those of the prompt itself. If a bias went through this attention alone, it would be reversed.
+
+    >>> from twotowers.settings import Settings
+    >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
+    >>> prompts, sets = pipeline.design.intervention(), {"one head": [Head(3, 0)]}
+    >>> data = attention_exchanges(pipeline.model, prompts, sets)
+    >>> dict(data["logit_difference"].sizes)
+    {'change': 4, 'head_set': 1, 'prompt': 4}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from twotowers.heads import Head, Heads
+
+from towerlab.measure.conditions import CONDITIONS, check_one_can_go
+from towerlab.measure.heads import SUMS, attention_sums
+from towerlab.measure.observations import (
+    Tensors,
+    answers_of,
+    observations,
+    read_batches,
+    read_prompts,
+)
+from towerlab.measure.pipeline import Pipeline
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import AT_LAST, present, random_sets
+from towerlab.model.attention import Weights, places_of, with_class_sums
+from towerlab.model.edits import set_attention
+from towerlab.model.last_position import LastPosition
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Prompts
+
+PARTNERS = {
+    "one other fewer": "one true fewer",
+    "one true fewer": "one other fewer",
+    "true nearest": "true first",
+    "true first": "true nearest",
+}
+"""Change of a prompt -> change with the opposite bias"""
+NO_HEADS, ALL_HEADS = "none", "all heads"
+
+
+@torch.inference_mode()
+def attention_exchanges(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
+    """Compute answers in each of PARTNERS, with the attention of some heads exchanged.
+
+    A head has the weights of the plain run with other sums, whatever the edits of lower layers do
+    to its query. Cost: for each change two forward passes, and one pass of the last position for
+    each set. Memory: keys and values of all layers and positions of a batch.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with two or more demonstrations of each class.
+        sets: Name -> heads that exchange their attention on labels.
+
+    Returns:
+        Dataset of answers (change, head_set, prompt).
+    """
+    changed = {
+        name: model.encode([CONDITIONS[name](e.prompt) for e in encoded]) for name in PARTNERS
+    }
+    sums = {
+        name: read_prompts("attention sums", model, prompts, {"weights"}, attention_sums)
+        for name, prompts in changed.items()
+    }
+    answered = [
+        _with_sums(model, changed[name], sums[partner], sets) for name, partner in PARTNERS.items()
+    ]
+    arrays: dict[str, Any] = {
+        name: np.stack([arrays[name] for arrays in answered], 1) for name in answered[0]
+    }
+    return observations(
+        "attention_exchanges", encoded, arrays, change=list(PARTNERS), head_set=list(sets)
+    )
+
+
+def _with_sums(
+    model: Model, encoded: Prompts, sums: Mapping[str, np.ndarray], sets: Mapping[str, Heads]
+) -> dict[str, np.ndarray]:
+    """Return answers (prompt, head_set) if heads have given sums of attention on the labels."""
+
+    def run(index: list[int], batch: Prompts) -> Tensors:
+        last = LastPosition(model, batch, {"weights"})
+        places = places_of(batch)
+        true, other = (torch.from_numpy(sums[name][index])[..., None, None] for name in SUMS)
+        weights: dict[int, Weights] = {}
+        for layer, plain in enumerate(last.capture.weights):
+            of_rows = plain[:, :, None]
+            weights[layer] = with_class_sums(of_rows, places, true[:, layer], other[:, layer])
+        edits = [set_attention(heads, weights) for heads in sets.values()]
+        return answers_of(batch, *last.answers(edits))
+
+    return read_batches("attention exchanged", encoded, 2048, run)
+
+
+def _attention_exchanges(pipeline: Pipeline) -> Recipe:
+    """Measure answers with attention on labels exchanged between prompts of opposite bias.
+
+    The heads are those by attribution, random sets that are matched to them, and all heads.
+    """
+    check_one_can_go(pipeline.design)
+    selected = present(pipeline.head_sets, "by attribution")
+    model = pipeline.model
+    every_head = [Head(*head) for head in np.ndindex(model.n_layers, model.n_heads)]
+    return Recipe(
+        attention_exchanges,
+        pipeline.design.intervention(),
+        (),
+        {NO_HEADS: [], ALL_HEADS: every_head, **selected},
+        random_sets(pipeline, selected, AT_LAST),
+    )
