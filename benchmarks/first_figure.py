@@ -6,10 +6,11 @@
     python -m benchmarks.first_figure path/to/model out.ipynb        # a chapter that papermill ran
 
 Each chapter runs through papermill as in README.md, in a process of its own and with no
-measurement of the model, whose folder must not have the name of a precomputed model. The times of its cells are those that papermill writes into the notebook.
-They start with the first cell, so they do not contain the start of the kernel. The unit is a plain
-batched pass over the prompts of the first figure, in the same number of threads, so that machines
-compare. Run it on a machine without other work.
+measurement of the model, whose folder must not have the name of a precomputed model. The times of
+its cells are those that papermill writes into the notebook. They start with the first cell, so they
+do not contain the start of the kernel. The unit is a plain batched pass over the prompts of the
+first figure, in the same number of threads, so that machines compare. Run it on a machine without
+other work.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from towerlab.measure.observations import (
 )
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import AT_LAST, present, random_sets
+from towerlab.measure.sets import present, random_sets
 from towerlab.model.attention import Weights, places_of, with_class_sums
 from towerlab.model.edits import set_attention
 from towerlab.model.last_position import LastPosition
@@ -121,5 +121,5 @@ def _attention_exchanges(pipeline: Pipeline) -> Recipe:
         pipeline.design.intervention(),
         (),
         {NO_HEADS: [], ALL_HEADS: every_head, **selected},
-        random_sets(pipeline, selected, AT_LAST),
+        random_sets(pipeline, selected),
     )
