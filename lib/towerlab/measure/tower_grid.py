@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import xarray as xr
 from twotowers import head_selection
+from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.label_reads import query_and_keys
@@ -56,6 +57,7 @@ COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
 """Number of prompts for random sets and random directions: each costs nine runs of the last
 position"""
+OTHER_HALVES = "by attention, other halves"
 OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 """Name -> heads, and the directions that they are moved along (`class_directions`)"""
@@ -283,12 +285,37 @@ def _directing(design: Design, n_blocks: int = BLOCKS) -> list[Encoded]:
     return design.encode(design.blocks(n_blocks * len(pairs), SELECTION, pairs=pairs))
 
 
-def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
-    """Measure answers with queries and keys moved over a whole grid, in several sets of heads.
+def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.Dataset:
+    """Return answers over the whole grid for prompts that have heads or directions of their own."""
+    parts = []
+    for i, (prompts, moved) in enumerate(splits):
+        stage = f"{'; '.join(moved)} {i}"
+        recipe = Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=stage)
+        parts.append(pipeline.make(measurement, recipe))
+    return joined(parts).sortby("block")
 
-    The sets are the heads by attention, heads selected with other class pairs and label pairs,
-    heads without negative heads, heads by increase, and heads by attention along directions from
-    prompts with other labels.
+
+def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
+    """Measure answers with queries and keys moved over a whole grid.
+
+    The heads are those by attention, selected with other class pairs and label pairs.
+    """
+    encoded = pipeline.design.intervention()
+    directions = class_directions(pipeline.model, _directing(pipeline.design))
+    splits: Splits = [
+        (prompts, {OTHER_HALVES: (heads, directions)})
+        for prompts, heads in other_halves(pipeline, BY_ATTENTION, encoded)
+    ]
+    if not splits:
+        raise NotTestable("no heads by attention on other halves")
+    return _grid_of_splits(pipeline, "tower_grid", splits)
+
+
+def _tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
+    """Measure answers with queries and keys moved over a whole grid, in other lists of heads.
+
+    The lists are the heads by attention, heads by increase, heads by attention without negative
+    heads, and heads by attention along directions from prompts with other labels.
     """
     k, encoded = pipeline.settings.top_k, pipeline.design.intervention()
     directions = class_directions(pipeline.model, _directing(pipeline.design))
@@ -297,25 +324,11 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
         "by increase": by_increase(pipeline, k),
         "without negative heads": without_negative(pipeline.measured("selection"), k),
     }
-    # Each prompt is measured once in each list; in the last two, other prompts select the heads or
-    # the directions.
-    measured_in: list[Splits] = [
-        [(encoded, {name: (heads, directions) for name, heads in present(sets).items()})],
-        [
-            (prompts, {f"{BY_ATTENTION}, other halves": (heads, directions)})
-            for prompts, heads in other_halves(pipeline, BY_ATTENTION, encoded)
-        ],
-        other_labels(pipeline, encoded),
-    ]
-    datasets = []
-    for i, splits in enumerate(measured_in):
-        parts = []
-        for j, (prompts, moved) in enumerate(splits):
-            recipe = Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=f"{i} {j}")
-            parts.append(pipeline.make("tower_grid", recipe))
-        if parts:
-            datasets.append(joined(parts).sortby("block"))
-    return joined(datasets, "head_set")
+    moved = {name: (heads, directions) for name, heads in present(sets).items()}
+    # In the last list, each half of the prompts has directions of its own.
+    lists: list[Splits] = [[(encoded, moved)], other_labels(pipeline, encoded)]
+    grids = [_grid_of_splits(pipeline, "tower_grid_lists", splits) for splits in lists if splits]
+    return joined(grids, "head_set")
 
 
 def _tower_grid_random(pipeline: Pipeline) -> Recipe:
