@@ -61,7 +61,7 @@ def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
     right = {"as it is": 1, "labels exchanged": 1, "true first": 0}
     names = [*right, "true first, labels exchanged"]
     nats = [[1.0 if right.get(name) else -1.0] * 3 + [1.0] for name in names]
-    file = tmp_path / "measurements/mini-gpt2/words/paper_changes.nc"
+    file = tmp_path / "measurements/mini-gpt2/words/paper_balance.nc"
     file.parent.mkdir(parents=True)
     changes = {"logit_difference": (("change", "prompt"), nats)}
     xr.Dataset(changes, {"change": names}).to_netcdf(file)

@@ -20,7 +20,7 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import claims, evidence, files, paper_results, strips
+from twotowers import claims, evidence, files, strips
 from twotowers.paths import chapter_number, data_folder
 from twotowers.tables import shown_name
 
@@ -31,7 +31,7 @@ ENTRY_POINTS = {
     "figure-by-figure.html": "Figure by figure",
     "#run": "Run your model",
 }
-ORDERS = ("words", "paper_changes")  # suite and measurement of the paper's prompts in both orders
+ORDERS = ("words", "paper_balance")  # suite and measurement of the paper's prompts in both orders
 DESCRIPTION = (
     "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
     "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
@@ -93,13 +93,12 @@ def accuracies(build: Path) -> pd.DataFrame:
     Returns:
         Columns first and last: the place of the true demonstrations. Lines are models.
     """
-    built = sorted(build.glob("measurements/*/words*/paper_changes.nc"), key=os.path.getmtime)
+    built = sorted(build.glob("measurements/*/words*/paper_balance.nc"), key=os.path.getmtime)
     precomputed = files.precomputed_files().items()
     rates = {}
     for path in (*(path for key, path in precomputed if key[1:] == ORDERS), *built):
-        with xr.open_dataset(path) as changes:
-            is_right = changes["logit_difference"].sel(change=paper_results.BALANCED) > 0
-            share = is_right.mean("prompt").to_series()
+        with xr.open_dataset(path) as balance:
+            share = (balance["logit_difference"] > 0).mean("prompt").to_series()
         places = np.where(share.index.str.startswith("true first"), "first", "last")
         rates[path.parts[-3]] = share.groupby(places).mean()
     return pd.DataFrame(rates).T
