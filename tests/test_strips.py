@@ -63,6 +63,15 @@ def test_a_claim_is_answered_by_its_verdicts():
     assert strips.headline(CLAIM, rows) == "Holds in 2 of 3 models, absent in 1."
 
 
+@pytest.mark.parametrize(
+    "control, words", [("random sets", "random sets of heads"), ("random forms", "random forms")]
+)
+def test_the_key_names_the_control(control, words):
+    row = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0, control=0.1)
+    html = strips.strip(CLAIM.model_copy(update={"control": control}), [row])
+    assert f"mean of {words}<" in html or f"mean of {words} " in html
+
+
 def place(html: str, mark: str) -> list[float]:
     """The places of marks of a kind (percent of the width)."""
     return [float(x) for x in re.findall(rf'class="{mark}[^"]*" c?x="([\d.]+)%"', html)]

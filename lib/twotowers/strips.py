@@ -222,7 +222,7 @@ def strip(statement: Statement, rows: Sequence[EvidenceRow]) -> str:
     return (
         f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
         f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
-        f'<p class="strip-key">{measure}<br>{_key(drawn)}</p>'
+        f'<p class="strip-key">{measure}<br>{_key(drawn, statement)}</p>'
     )
 
 
@@ -405,14 +405,15 @@ def _text(place: str, words: str, anchor: str, name: str = "") -> str:
     )
 
 
-def _key(rows: Sequence[EvidenceRow]) -> str:
+def _key(rows: Sequence[EvidenceRow], statement: Statement) -> str:
     """Return the key of the marks of a strip, as HTML."""
     has_random = any(not math.isnan(row.control) for row in rows)
     has_band = has_random and any(not math.isnan(row.control_low) for row in rows)
     has_interval = any(not math.isnan(row.effect_low) for row in rows)
     parts = ["● measured" + (", with its 95% interval" if has_interval else "")]
     if has_random:
-        parts.append("| mean of random sets of heads")
+        are_forms = isinstance(statement, Claim) and statement.control == "random forms"
+        parts.append(f"| mean of random {'forms' if are_forms else 'sets of heads'}")
     if has_band:
         parts.append("▬ " + ("its 95% interval" if has_interval else "90% of them"))
     return " &nbsp; ".join(parts)
