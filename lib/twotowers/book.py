@@ -274,6 +274,7 @@ class Chapter(Measurements):
         control: Mapping[str, xr.DataArray] | None = None,
         untestable: Mapping[str, str] | None = None,
         template: str = "",
+        observations: str = "prompts",
     ) -> None:
         """Judge one claim for every model, show its block, and keep its rows of evidence.
 
@@ -287,6 +288,7 @@ class Chapter(Measurements):
             untestable: Reason by model why the claim has no meaning there. Such a model needs no
                 values.
             template: Prompt template, if it is not the one with the highest accuracy.
+            observations: Name of the values along `prompt`, if they are means over prompts.
 
         Raises:
             TwoTowersError: If values or control do not fit the line. The message names claim and
@@ -314,8 +316,8 @@ class Chapter(Measurements):
             except TwoTowersError as error:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         details = "; ".join(
-            f"{shown_name(row.model)}: {row.prompts / row.n:.3g} prompts per class pair, {row.n} × "
-            f"{row.label_pairs} class and label pairs, {row.template}"
+            f"{shown_name(row.model)}: {row.prompts / row.n:.3g} {observations} per class pair, "
+            f"{row.n} × {row.label_pairs} class and label pairs, {row.template}"
             for row in rows
             if row.n
         )
