@@ -44,6 +44,21 @@ def test_bad_input_is_refused_in_one_line_before_weights_are_read(
     assert remedy in error_of(arguments, capsys)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--k 50", "too few texts of the class .*: expected 52 .*choose a smaller k"),
+        ("--top-k 33", "top_k '33': expected at most 32, the number of heads of 'mini-gpt2'"),
+    ],
+)
+def test_more_demonstrations_or_heads_than_there_are_is_refused_before_anything_is_measured(
+    options, words, tmp_path, capsys
+):
+    line = error_of(["measure", "paper", "--out", str(tmp_path), *options.split()], capsys)
+    assert re.search(words, line), line
+    assert not [*tmp_path.iterdir()]
+
+
 def error_of(arguments, capsys):
     """The one line with which the command line refuses."""
     assert cli.main(arguments) == 2

@@ -36,7 +36,7 @@ def design(rng):
         "evaluation_blocks": rng.choice((1, 1, 2, 3)),
         "selection_blocks": rng.choice((1, 2, 5)),
         "k": rng.choice((1, 1, 2)), "prompts": rng.choice((1, 2)),
-        "separator": rng.choice(("space", "line break")), "top_k": rng.choice((1, 2, 5, 40)),
+        "separator": rng.choice(("space", "line break")), "top_k": rng.choice((1, 2, 5, 32)),
         "seed": rng.randrange(5),
         "label_pairs": rng.choice(("foo/bar", "bar/foo,baz/qux")), "texts": "sentences",
     }  # fmt: skip

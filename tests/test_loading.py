@@ -14,7 +14,7 @@ import torch
 import transformers
 from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, processors
 from towerlab.measure.pipeline import Pipeline
 from towerlab.model import checkpoint, loading, proof
 from towerlab.model.architectures import ARCHITECTURES
@@ -376,3 +376,44 @@ def test_a_tokenizer_of_more_tokens_than_the_weights_have_is_refused(save):
     folder = save("llama")
     word_tokenizer([f"w{i}" for i in range(VOCABULARY + 1)]).save_pretrained(folder)
     not_loaded(folder, "at most 61 tokens, got 62")
+
+
+def with_token(folder, **token):
+    """The tokenizer of a folder has one token more than the embedding has rows."""
+    path = folder / TOKENIZER
+    fields = json.loads(path.read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    fields["added_tokens"].append(plain | {"id": VOCABULARY} | token)
+    path.write_text(json.dumps(fields))
+    return folder
+
+
+def test_tokens_without_a_row_of_the_embedding_are_refused_if_a_prompt_may_have_them(save):
+    loading.load(with_token(save("llama"), content="<image>", special=True))  # as Gemma 3 has one
+    word = with_token(save("llama"), content="foo", special=False)
+    not_loaded(word, r"expected tokens below 61, .*, got 'foo' \(61\); run resize_token_embeddings")
+    begins = with_token(save("llama"), content="<begin>", special=True)
+    tokenizer = Tokenizer.from_file(str(begins / TOKENIZER))
+    beginning = [("<begin>", VOCABULARY)]
+    tokenizer.post_processor = processors.TemplateProcessing("<begin> $A", special_tokens=beginning)
+    tokenizer.save(str(begins / TOKENIZER))
+    not_loaded(begins, r"got '<begin>' \(61\)")
+
+
+def test_random_tokens_are_refused(save):
+    folder = save("llama")
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, [], dropout=0.1))
+    tokenizer.save(str(folder / TOKENIZER))
+    not_loaded(folder, r"its tokens are random \(dropout 0.1\); set dropout to null")
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, TOKENIZER])
+def test_a_file_without_its_content_is_named(save, file):
+    folder = save("llama")
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for refuse in (loading.load, checkpoint.fingerprint):
+        refused(f"cannot use '.*{file}': .*pointer of git-lfs; run `git lfs pull`", refuse, folder)
+    (folder / file).unlink()
+    (folder / file).symlink_to("../../blobs/gone")  # as in a cache that was cleaned
+    for refuse in (loading.load, checkpoint.fingerprint):
+        refused(f"cannot read '.*{file}': its link leads nowhere; ", refuse, folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from twotowers.errors import TwoTowersError
+from twotowers.names import is_local
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -69,6 +70,9 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     loading.check(settings.model)  # raises for a name of nothing
     if reason := figures.too_little_address_space():
         raise TwoTowersError(f"cannot build the book: {reason}; run `ulimit -v unlimited` first")
+    if is_local(settings.model):  # the build runs in another folder
+        values["model"] = os.path.abspath(settings.model)
+        settings = Settings.from_values(values)
     profile = arguments.profile and os.path.abspath(arguments.profile)
     os.chdir(data_folder().parent)
     Path("_build").mkdir(exist_ok=True)

@@ -355,14 +355,30 @@ class Pipeline:
 
     @cached_property
     def design(self) -> Design:
-        """The prompts of the setting."""
-        return Design(
+        """The prompts of the setting.
+
+        Raises:
+            TwoTowersError: If the texts are too few for k, or the heads for top_k, before anything
+                is measured.
+        """
+        n_heads = self.model.n_layers * self.model.n_heads
+        if self.settings.top_k > max(n_heads, head_selection.HEADS_PER_SET):
+            raise TwoTowersError(
+                f"cannot use top_k '{self.settings.top_k}': expected at most {n_heads}, the number "
+                f"of heads of '{self.name}'; choose a smaller top_k"
+            )
+        design = Design(
             self.settings,
             self.model.tokenizer,
             self.model.context,
             lambda: self.measured("templates"),
             self.name,
         )
+        if self.settings.k:
+            template = Template(self.settings.k, self.settings.separator or "space")
+            with suppress(Unavailable):  # a published set is missing, and others may be measured
+                design.encode(design.blocks(1, SELECTION, template))
+        return design
 
     @cached_property
     def head_sets(self) -> Mapping[str, list[Head]]:

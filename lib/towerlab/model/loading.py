@@ -105,12 +105,7 @@ def load(
             "writes them, and run the same command again"
         )
     _check_weights(name, hf, report)
-    rows = hf.get_input_embeddings().num_embeddings
-    if tokenizer.vocab_size > rows:
-        raise TwoTowersError(
-            f"cannot use the tokenizer of '{name}': expected at most {rows} tokens, got "
-            f"{tokenizer.vocab_size}; {WHOLE}"
-        )
+    _check_tokenizer(name, tokenizer, hf.get_input_embeddings().num_embeddings)
     # Nothing is padded, and transformers warns if a prompt could contain that token.
     hf.config.pad_token_id = None
     hf.config.made_from = checkpoint.made_from(folder)
@@ -222,6 +217,33 @@ def _tokenizer(folder: Path) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=path, **names)
     tokenizer._tokenizer = Tokenizer.from_file(path)  # the class added names that it lacks
     return tokenizer
+
+
+def _check_tokenizer(name: str, tokenizer: Any, rows: int) -> None:
+    """Raise TwoTowersError if tokens are random, or have no row of the embedding.
+
+    Special tokens without a row are in no prompt, except if the tokenizer adds them to each text.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if dropout := getattr(getattr(backend, "model", None), "dropout", None):
+        raise TwoTowersError(
+            f"cannot use the tokenizer of '{name}': its tokens are random (dropout {dropout:g}); "
+            "set dropout to null in tokenizer.json"
+        )
+    if tokenizer.vocab_size > rows:
+        raise TwoTowersError(
+            f"cannot use the tokenizer of '{name}': expected at most {rows} tokens, got "
+            f"{tokenizer.vocab_size}; {WHOLE}"
+        )
+    added = {id_: token for id_, token in tokenizer.added_tokens_decoder.items() if id_ >= rows}
+    used = {id_ for id_, token in added.items() if not token.special}
+    used |= added.keys() & {*tokenizer("a : b")["input_ids"]}
+    if used:
+        raise TwoTowersError(
+            f"cannot use the tokenizer of '{name}': expected tokens below {rows}, the number of "
+            f"rows of the embedding, got '{added[min(used)]}' ({min(used)}); run "
+            "resize_token_embeddings on the model, or remove the token"
+        )
 
 
 def _check_weights(name: str, hf: Any, report: dict[str, Any]) -> None:

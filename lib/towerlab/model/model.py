@@ -320,7 +320,15 @@ class Model:
 
         Returns:
             The norm, whose gain is in at least float32.
+
+        Raises:
+            TwoTowersError: If the norm has no weight, as in OLMo (1), whose row would need it.
         """
+        if getattr(module, "weight", None) is None:
+            raise TwoTowersError(
+                f"cannot use a {type(module).__name__} of '{self.name}': expected a norm with a "
+                "weight; choose another model"
+            )
         gain = widen(module.weight) + self.architecture.gain
         eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
         return Norm(gain, getattr(module, "bias", None), self.architecture.centred, eps)
