@@ -417,3 +417,10 @@ def test_a_file_without_its_content_is_named(save, file):
     (folder / file).symlink_to("../../blobs/gone")  # as in a cache that was cleaned
     for refuse in (loading.load, checkpoint.fingerprint):
         refused(f"cannot read '.*{file}': its link leads nowhere; ", refuse, folder)
+
+
+def test_a_norm_without_weight_is_refused(save):
+    """As OLMo has them: a row of the table would not help."""
+    model = tiny("gpt2")
+    model.hf.transformer.ln_f = torch.nn.LayerNorm(16, elementwise_affine=False)
+    refused("a LayerNorm of 'gpt2': expected a norm with a weight", lambda: model.unembedding)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from twotowers.errors import TwoTowersError
 
 from towerlab.model.architectures import Architecture
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts, encode_all
