@@ -1,10 +1,11 @@
-"""Charts of nothing, and charts where little memory is allowed."""
+"""Charts of nothing, of many models, of models that share a panel, and where memory is short."""
 
 import resource
 import subprocess
 import sys
 
 import altair as alt
+import pandas as pd
 from twotowers import figures
 
 
@@ -47,3 +48,39 @@ def test_where_a_cluster_limits_address_space_charts_have_no_picture_and_pages_a
     assert process.stdout.split() == [figures.VEGA], process.stderr
     reason = "cannot build the book: `ulimit -v` allows 30 GiB of address space"
     assert process.returncode == 2 and reason in process.stderr
+
+
+def panels_of(*models: str, **how) -> dict:
+    """A chart with one panel for each of some models."""
+    rows = [{"model": m, "x": x, "side": side} for m in models for x in (1, 2) for side in "ab"]
+    mark = alt.Chart().mark_point().encode(x="x:Q", y="x:Q")
+    return figures.facets(mark, pd.DataFrame(rows), **how).to_dict()
+
+
+def test_models_that_do_not_fit_one_screen_are_chosen():
+    names = ["mini-gpt2", "smollm2-135m", "gemma-3-270m", "qwen2.5-coder-1.5b"]
+    spec = panels_of(*names, column="side", height=150, free="y")
+    (chooser,) = spec["params"]
+    assert chooser["value"] == "SmolLM2-135M"  # a pretrained one
+    assert chooser["bind"]["options"] == ["mini-gpt2", *map(figures.shown_name, names[1:])]
+    assert spec["spec"]["height"] == figures.CHOSEN
+    shown = figures.svg(spec)
+    assert ">SmolLM2-135M<" in shown and ">Gemma-3-270M<" not in shown
+    own = panels_of(*names, "mine--1a2b3c", column="side", height=150)
+    assert own["params"][0]["value"] == "mine--1a2b3c"
+
+
+def test_models_that_fit_one_screen_have_panels():
+    assert "params" not in panels_of("mini-gpt2", "smollm2-135m", height=200)
+    assert "params" not in panels_of("mini-gpt2", height=900)
+    steps = panels_of("mini-gpt2", *"bcdefg", height=alt.Step(13))
+    assert "params" not in steps and "transform" not in steps
+
+
+def test_models_in_one_panel_have_a_colour_each():
+    table = pd.DataFrame({"model": ["mini-gpt2", "smollm2-135m"] * 2, "x": 1, "side": list("aabb")})
+    chart = figures.overlay(alt.Chart().mark_point().encode(x="x:Q"), table, "side").to_dict()
+    scale = chart["spec"]["encoding"]["color"]["scale"]
+    assert scale["domain"] == ["mini-gpt2", "SmolLM2-135M"]
+    assert scale["range"] == figures.MODEL_COLOURS and chart["columns"] == 2
+    assert len({*figures.MODEL_COLOURS}) == len(figures.MODEL_COLOURS)

@@ -1,5 +1,6 @@
 """What the first screen is put together from; how it looks and works is in tests/test_pages.py."""
 
+import json
 import math
 import re
 
@@ -9,6 +10,8 @@ import pytest
 import verdict_map
 import xarray as xr
 from twotowers import claims
+from twotowers.figures import VEGA
+from twotowers.paths import chapter_names
 
 
 @pytest.fixture
@@ -89,3 +92,18 @@ def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp
     assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
     assert 'class="verdict agrees-not-specific" href="#row-figure-9"' in html
     assert html.count("<td><a") == 8 and "figure 22" not in html
+
+
+def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
+    assert opening_page.metric(tmp_path, rows) == ""  # the chapter was not made
+    row = {"title": "1-2, selected head", "n": 2}
+    models = "mini-gpt2", "SmolLM2-135M"
+    table = [row | {"model": m, "picture": f"data:image/png;base64,{m}"} for m in models]
+    outputs = [{"data": {VEGA: {"datasets": {"d": table}}}}]
+    (tmp_path / "chapters").mkdir()
+    path = tmp_path / "chapters" / f"{chapter_names()['13']}.ipynb"
+    path.write_text(json.dumps({"cells": [{"outputs": outputs}]}))
+    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS]})
+    html = opening_page.metric(tmp_path, judged)
+    assert "base64,SmolLM2" in html and "Head 1-2 of SmolLM2-135M: the score of 2 query" in html
+    assert "Holds in the only model tested." in html and html.count("<li>") == 1

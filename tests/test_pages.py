@@ -125,6 +125,29 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
     assert re.search(r"Of \d+ tests of \d+ results of the paper, <b>\d+ agree", fragment)
 
 
+TOO_TALL = """() => {
+  const captions = [...document.querySelectorAll('.caption')];
+  return [...document.querySelectorAll('div.chart[data-name^="fig-"]')].flatMap(chart => {
+    const follows = c => chart.compareDocumentPosition(c) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const below = captions.find(follows);
+    const height = below.getBoundingClientRect().bottom - chart.getBoundingClientRect().top;
+    return height > 700 ? [`${chart.dataset.name}: ${Math.round(height)} pixels`] : [];
+  });
+}"""
+
+
+@needs_browser
+@needs_book
+def test_a_figure_fits_one_screen_with_its_legend_axes_and_caption(home):
+    wrong = []
+    with browser(home, 1400, 1000) as page:
+        for path in sorted((HTML / "book").glob("[01]*.html")):
+            page.goto(f"{home}book/{path.name}")
+            page.wait_for_function(DRAWN, timeout=20_000)
+            wrong += [f"{path.stem}, {line}" for line in page.evaluate(TOO_TALL)]
+    assert not wrong, "\n".join(wrong)
+
+
 @needs_browser
 @needs_book
 def test_each_picture_of_the_story_is_a_slide_with_an_answer(home):

@@ -7,6 +7,7 @@ All of it is computed when the pages are put together, from measurements and ver
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from html import escape, unescape
@@ -21,7 +22,8 @@ import xarray as xr
 import yaml
 from live_prompt import percent
 from twotowers import claims, evidence, files, strips
-from twotowers.paths import chapter_number, data_folder
+from twotowers.figures import VEGA
+from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
@@ -32,6 +34,7 @@ ENTRY_POINTS = {
     "#run": "Run your model",
 }
 ORDERS = ("words", "paper_balance")  # suite and measurement of the paper's prompts in both orders
+METRIC = ("same-word", "symmetric", "graded", "beyond-inputs")  # claims below the matrix
 DESCRIPTION = (
     "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
     "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
@@ -133,7 +136,7 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
 
 def _both_orders(model: str, first: float, last: float) -> str:
     """Return the picture of a model's accuracies in both orders."""
-    scale = strips.Scale(-0.12, 1.12, is_share=True)
+    scale = strips.Scale(-0.14, 1.22, is_share=True)
     low, high = sorted((first, last))
     texts = {low: (-10, "end"), high: (10, "start")}
     ends = "".join(
@@ -183,6 +186,59 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     return f'<div class="opening-cards">{sections}</div>'
 
 
+def matrix_of(build: Path) -> dict:
+    """Return the first pretrained model's matrix of Figure 13.1, {} if it was not made.
+
+    Args:
+        build: Folder of built files.
+
+    Returns:
+        Fields of `matrices.pack`, with model and title.
+    """
+    path = build / f"chapters/{chapter_names().get('13', '')}.ipynb"
+    cells = json.loads(path.read_text("utf8"))["cells"] if path.is_file() else []
+    charts = [out["data"][VEGA] for cell in cells for out in cell.get("outputs", ())
+              if VEGA in out.get("data", ())]  # fmt: skip
+    rows = [row for chart in charts for table in chart["datasets"].values() for row in table]
+    own = {shown_name(model) for model in included_models()}
+    pictures = [row for row in rows if "picture" in row and "selected" in row["title"]]
+    made = [row for row in pictures if row["model"] not in own]
+    return made[0] if made else {}
+
+
+def metric(build: Path, rows: pd.DataFrame) -> str:
+    """Return the picture of one head's similarities, with the verdicts of chapter 13.
+
+    Args:
+        build: Folder of built files.
+        rows: Rows of evidence.
+    """
+    matrix = matrix_of(build)
+    if not matrix:
+        return ""
+    page = f"{chapter_names()['13']}.html"
+    lines = []
+    for claim in METRIC:
+        statement = claims.claims()[claim]
+        if own := [*rows[rows["claim"] == claim].itertuples()]:
+            words = (
+                f"{escape(statement.statement)} <b>{escape(strips.headline(statement, own))}</b>"
+            )
+            lines.append(f'<li><a href="{page}#claim-{statement.anchor}">{words}</a></li>')
+    caption = (
+        f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])}: the score "
+        f"of {matrix['n']} query words (rows) with as many words of the examples (columns), sorted "
+        "by class. Violet is above the mean of the row, brown below. On the diagonal a word meets "
+        "itself, and around it the words of its class."
+    )
+    alt_text = f"Matrix of scores of {matrix['n']} words with each other"
+    return (
+        '<section class="opening-metric"><h2>The metric: one head, word by word</h2>'
+        f'<a href="{page}#fig-13-1"><img src="{matrix["picture"]}" alt="{alt_text}"></a>'
+        f"<div><p>{caption}</p><ul>{''.join(lines)}</ul></div></section>"
+    )
+
+
 def claim_strip(rows: pd.DataFrame, claim: str) -> str:
     """Return a claim, its result in words, and its strip.
 
@@ -216,7 +272,7 @@ def drawn(build: Path) -> str:
     links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
         f'<div id="opening-page" class="opening">{answer(rows)}{live_prompt.drawn(build)}'
-        f"{catch(build, rows)}{cards(build, rows)}"
+        f"{catch(build, rows)}{cards(build, rows)}{metric(build, rows)}"
         f'<nav class="opening-links" aria-label="Where to go">{links}</nav>'
         f'<p class="opening-by">{escape(_byline())}</p></div>'
     )

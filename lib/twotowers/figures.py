@@ -6,8 +6,8 @@
     'model'
 
 Every function takes a tidy table with a column `model` and draws one panel for each model, with
-shared axes. Each colour has one meaning in the whole book (COLOURS). Models are distinguished by
-panels, never by colour. A chapter has its own code for any other chart. This module does not load
+shared axes, or (`overlay`) all models in one panel. Each colour has one meaning in the whole book
+(COLOURS, MODEL_COLOURS). A chapter has its own code for any other chart. This module does not load
 torch.
 """
 
@@ -28,7 +28,8 @@ import pandas as pd
 import vl_convert
 
 from twotowers import claims
-from twotowers.tables import shown_name
+from twotowers.paths import included_models
+from twotowers.tables import shown_name, shown_names
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
@@ -54,7 +55,12 @@ VERDICT_COLOURS = {
     claims.IN_PART: "#7fb2d9", claims.DISAGREES: "#c05a14", claims.FAILS: "#c05a14",
 }  # fmt: skip
 """Colours of verdicts; the others are grey"""
+MODEL_COLOURS = ["#7a5fb0", "#2a87c4", "#1f9e77", "#b08a1c", "#b8456f", "#6f6a66"]
+"""Colours of models in the order of their sizes, where they share axes"""
 WIDTH = 680  # of a whole figure: a page's column; panels share it
+TALLEST, HEADER, CHOSEN = 560, 60, 240
+"""Tallest figure with all models (pixels), height of a panel's header and axis, and smallest height
+of the panels of one chosen model"""
 ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
 
@@ -196,6 +202,8 @@ def facets(
 ) -> alt.FacetChart:
     """Draw one panel for each model, in the order of the table. Panels share their scales.
 
+    If all panels do not fit one screen, those of one model are shown, with a chooser.
+
     Args:
         chart: A chart without data.
         table: Data of the chart, with a column `model`.
@@ -209,6 +217,11 @@ def facets(
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
     n_across = table[column].nunique() if column else min(columns, len(names))
+    n_rows = len(names) if column else -(-len(names) // columns)
+    is_chosen = n_rows > 1 and n_rows * (_pixels(height, table) + HEADER) > TALLEST
+    if is_chosen:
+        n_across = n_across if column else 1
+        height = height if isinstance(height, alt.Step) else max(height, CHOSEN)
     panel = chart.properties(width=max(120, WIDTH // max(1, n_across) - 65), height=height)
     if column:
         row = alt.Row("model:N", sort=names).header(
@@ -221,9 +234,58 @@ def facets(
         if len(names) % columns > 0 < len(names) // columns:
             # The last row is not full: panels above the gap would have their axis below it.
             panels = panels.resolve_axis(x="independent")
+    if is_chosen:
+        panels = _with_chooser(panels, names)
     return panels.resolve_scale(
         **{f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
     )
+
+
+def _pixels(height: int | alt.Step, table: pd.DataFrame) -> int:
+    """Return the height of a panel, about that of its longest list if it has steps."""
+    if not isinstance(height, alt.Step):
+        return height
+    words = table.select_dtypes(exclude="number").drop(columns="model")
+    n_words = words.groupby(table["model"]).nunique().max(axis=None) if len(words.columns) else 1
+    return int(height.step * n_words)
+
+
+def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
+    """Show the panels of one model, which the reader chooses.
+
+    The first choice is a model of one's own, otherwise the smallest pretrained model.
+    """
+    known = [shown_name(model) for model in included_models()]
+    pretrained = [name for name in names if name not in known]
+    own = [name for name in pretrained if name not in shown_names().values()]
+    first = (own or pretrained or names)[0]
+    chooser = alt.param("model", bind=alt.binding_select(options=names, name="model "), value=first)
+    chosen = panels.transform_filter("datum.model === model")
+    chosen.params = [chooser.param]
+    return chosen
+
+
+def overlay(
+    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str, *, height: int = 280
+) -> alt.FacetChart:
+    """Draw all models together, in colours, with one panel for each value of a column.
+
+    Panels are side by side and share the vertical axis only.
+
+    Args:
+        chart: A chart without data and without colours.
+        table: Data of the chart, with a column `model`.
+        column: Column whose values have panels, in the order of the table.
+        height: Height of a panel in pixels.
+    """
+    table = table.assign(model=table["model"].map(shown_name))
+    names, panels = table["model"].unique().tolist(), table[column].unique().tolist()
+    colours = alt.Scale(domain=names, range=MODEL_COLOURS)
+    panel = chart.encode(color=alt.Color("model:N", scale=colours, title=None)).properties(
+        width=max(120, WIDTH // max(1, len(panels)) - 65), height=height
+    )
+    facet = alt.Facet(f"{column}:N", sort=panels, title=None)
+    return panel.facet(facet, columns=len(panels) or 1, data=table).resolve_scale(x="independent")
 
 
 def dashed(**position: Any) -> alt.Chart:
