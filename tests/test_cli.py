@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -15,6 +16,7 @@ import xarray as xr
 from conftest import ROOT, refused, sources
 from towerlab import cli
 from towerlab.measure import pipeline
+from twotowers.settings import Settings
 
 BAD = [
     (["measure", "--evaluation-blocks", "0"], "greater than or equal to 1"),
@@ -107,6 +109,21 @@ def test_names_may_stand_before_and_after_options(command, words, monkeypatch):
     monkeypatch.setattr(cli, "_measure", lambda options, _: measured.append(options) or 0)
     assert cli.main([*command.split(), *words.split()]) == 0
     assert (measured[0].names, measured[0].seed) == (["heads", "answers"], "1")
+
+
+def test_the_build_of_a_folder_knows_where_it_is(tmp_path, monkeypatch):
+    """It runs in the root of the repository, wherever it was called."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "final")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "chdir", lambda _: sys.exit())
+    checked = []
+    settings = Settings.from_values
+    monkeypatch.setattr(
+        Settings, "from_values", lambda x: checked.append(x["model"]) or settings(x)
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["book", "--model", "final"])
+    assert checked[-1] == str(tmp_path / "final")
 
 
 def test_help_needs_no_docstrings():
