@@ -1,6 +1,7 @@
 """Tiny random models of every architecture in float64, and the places of the shared test
 material."""
 
+import fcntl
 import functools
 import json
 import os
@@ -314,6 +315,23 @@ def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Makes a text that takes a while in one of the processes of a session, for all of them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def made_once(name, make):
+        path = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(make(), "utf8")
+        return path.read_text("utf8")
+
+    return made_once
 
 
 @pytest.fixture(scope="session")

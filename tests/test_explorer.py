@@ -21,22 +21,26 @@ def models_of(script):
     return json.loads(script.partition(" = ")[2].rstrip(";\n"))["models"]
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
+@pytest.fixture(scope="session")
+def script(once, tmp_path_factory):
     """What the page reads of its scenes' models: means and intervals of every head, which take a
-    while, once for all tests."""
+    while."""
+    return once("heads-data.js", lambda: scenes(tmp_path_factory.mktemp("none")))
+
+
+def scenes(folder):
     some = {name: files.precomputed_models()[name] for name in (MODEL, QWEN)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "precomputed_models", lambda: some)
-        return explorer.script(tmp_path_factory.mktemp("none"))
+        return explorer.script(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def explored(script):
     return {model["name"]: model for model in models_of(script)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address(script, tmp_path_factory):
     return explorer_page(tmp_path_factory.mktemp("heads"), script)
 
