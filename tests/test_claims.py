@@ -31,7 +31,7 @@ def test_the_shipped_tables_are_whole():
     first = lines[["page", "sentence", "chapter"]].notna()
     assert first.sum(axis=1).isin([0, 3]).all() and first.iloc[0].all()
     # how rules changed
-    assert (ROOT / "data/rules.csv").read_text("utf8").startswith("date,rule,seen,before\n")
+    assert (ROOT / "data/rules.csv").read_text("utf8").startswith("date,rule,seen,before,after\n")
 
 
 @pytest.mark.parametrize(

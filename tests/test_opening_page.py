@@ -37,7 +37,7 @@ def judged(rows, monkeypatch):
         "figure 6": "agrees agrees",
         "figure 9": "agrees,_not_specific in_part",
         "table 1": "in_part does_not_agree",
-        "table 2": "agrees,_specificity_not_tested not_testable",
+        "table 2": "agrees,_too_few_other_heads not_testable",
         "figure 22": " agrees",  # in no count
     }
     results = pd.DataFrame(
@@ -79,8 +79,8 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
     def summary():
         return re.sub("<[^>]*>", "", verdict_map.summary(verdict_map.tests(tmp_path)))
 
-    assert "7 tests: 2 agree, 1 agree as random heads do, 1 agree without a test" in summary()
-    assert "2 in part, 1 do not. Pretrained models alone, 3 tests: 1 agree, 0" in summary()
+    assert "7 tests: 2 agrees, 1 agrees, not specific, 1 agrees, too few other heads" in summary()
+    assert "2 in part, 1 does not agree. Pretrained models alone, 3 tests: 1 agrees" in summary()
     assert "where that was tested: figure 6, table 2. Results that agree fully and" in summary()
     assert "random heads in no model: figure 9, table 1." in summary()
     judged.loc[judged["claim"] == "figure 6", "stability"] = 0.9

@@ -38,11 +38,14 @@ def test_every_result_of_both_versions_has_its_line():
     )
     for result in every.values():  # each is judged by a rule, or has a reason
         rule = (result.measure, result.agrees, result.part, result.rule, result.chapter)
-        assert all(cell not in ("", None) for cell in rule) != bool(result.not_run)
-        assert result.not_run or (result.part <= result.agrees and result.seen)
+        reason = result.not_run or result.no_verdict
+        assert all(cell not in ("", None) for cell in rule) != bool(reason)
+        assert reason or (result.part <= result.agrees and result.seen)
 
 
-@pytest.mark.parametrize("item", [item for item, of in claims.paper_results().items() if of.rule])
+@pytest.mark.parametrize(
+    "item", [item for item, of in claims.paper_results().items() if of.agrees is not None]
+)
 def test_a_rule_can_be_met_in_part_and_missed(item):
     result = claims.paper_results()[item]
     assert result.judge(result.agrees) == AGREES and result.judge(math.nan) == NOT_TESTABLE
@@ -77,13 +80,16 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     chapter = book.open({"model": "smollm2-135m"})
     chapter.left_out["x<y"] = "it cannot"
     found = {
-        "smollm2-135m": Result(0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.5]),
+        "smollm2-135m": Result(
+            0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.96, 0.96, 0.5]
+        ),
         "opposite": Result(0.0, "0 of 25 heads"),
     }
     chapter.compare_with_paper(SHARE.id, "4.1", found)
-    numbers = "0.96; random lists 0.51, 1% of 100 reach it; stable in 50%"
-    words = f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}. 24 of 25 &lt;heads&gt;</li>"
-    assert words in shown[0] and "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
+    numbers = "0.96; random lists 0.51, 1% of 100 from other key-value groups reach it; 75%"
+    numbers += " of resamples. 24 of 25 &lt;heads&gt;"
+    assert f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}</li>" in shown[0]
+    assert "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
     assert "written after the results of two models were seen" in shown[0]
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
     chapter.close()
@@ -125,19 +131,47 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
         (0.9, None, AGREES),  # a row that names no heads
         (0.9, [0.8] * 95 + [0.9] * 5, AGREES),
         (0.9, [0.8] * 94 + [0.9] * 6, claims.AGREES_UNSPECIFIC),
-        (0.9, [0.8] * 19, claims.AGREES_UNTESTED),
-        (0.9, [], claims.AGREES_UNTESTED),
-        (0.8, [0.9] * 100, IN_PART),
+        (0.9, [0.8] * 19, claims.AGREES_TOO_FEW),
+        (0.9, [], claims.AGREES_TOO_FEW),
+        (0.8, [0.9] * 100, claims.PART_UNSPECIFIC),
+        (0.8, [0.9] * 19, claims.PART_TOO_FEW),
+        (0.8, [0.7] * 100, IN_PART),
         (math.nan, [0.9] * 100, NOT_TESTABLE),
     ],
 )
 def test_what_random_lists_reach_is_not_specific(value, random, verdict):
-    found = paper_results.judge(SHARE, Result(value, "words", random, [0.95, 0.85, math.nan, 0.9]))
+    resampled = [value, value, math.nan, value]
+    found = paper_results.judge(SHARE, Result(value, "words", random, resampled))
     assert found["verdict"] == verdict
-    if verdict == IN_PART:
-        assert found["exceedance"] == 1 and found["stability"] == 0.25
-    elif value == 0.9:
-        assert found["stability"] == 0.5
+    if not math.isnan(value):
+        assert found["stability"] == 0.75
+        assert ("reason" in found) == bool(claims.about_control(verdict) or random is None)
+
+
+def test_a_second_comparison_is_with_other_heads_of_the_same_layers():
+    other_groups, same_layers = [0.5] * 100, [0.5] * 80 + [1.0] * 20
+    found = Result(0.95, "", other_groups, in_layers=same_layers, share_in_layer=0.6)
+    row = paper_results.judge(SHARE, found)
+    assert row["verdict"] == claims.AGREES_UNSPECIFIC
+    assert (row["exceedance"], row["exceedance_in_layers"]) == (0, 0.2)
+    assert row["reason"] == "20% of lists from the same layers do as well"
+    few = paper_results.judge(SHARE, found._replace(in_layers=[1.0] * 19))
+    assert few["verdict"] == AGREES  # too few of the second kind say nothing
+
+
+@pytest.mark.parametrize("n, verdict", [(59, claims.UNDECIDED), (60, AGREES)])
+def test_below_sixty_percent_of_resamples_a_verdict_is_undecided(n, verdict):
+    resampled = [0.95] * n + [0.5] * (100 - n)
+    row = paper_results.judge(SHARE, Result(0.95, "", [0.5] * 100, resampled))
+    assert row["verdict"] == verdict and row["stability"] == n / 100
+    assert (row.get("reason") == "agrees in only 59% of resamples") == (n == 59)
+
+
+def test_a_number_without_a_rule_has_no_verdict_and_a_reason():
+    number = SHARE.model_copy(update={"agrees": None, "part": None, "no_verdict": "it is a size"})
+    row = paper_results.judge(number, Result(0.95, "", [0.5] * 100, [0.95] * 10))
+    assert (row["verdict"], row["reason"]) == (claims.NOT_JUDGED, "it is a size")
+    assert "stability" not in row and "exceedance" not in row
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -92,10 +92,10 @@ def test_a_dot_is_in_the_zone_of_its_verdict():
 
 def test_remarks_say_what_a_verdict_hides():
     row = judged(1, random=[1.0] * 20)[0]
-    html = strips.strip(RESULT, [replace(row, stability=0.51, mark=claims.BY_POSITION)])
-    assert "all random sets of heads do as well; in only 51% of resamples; model says" in html
+    html = strips.strip(RESULT, [replace(row, mark=claims.BY_POSITION)])
+    assert "100% of lists from other key-value groups do as well; model says" in html
     few = strips.strip(RESULT, judged(1, random=[0.0]))
-    assert "only 1 different random set of heads" in few
+    assert "too few other heads</b>: 1 different random lists" in few
     assert "do as well" not in strips.strip(RESULT, judged(0.1, random=[1.0] * 20))
 
 
@@ -103,7 +103,7 @@ def test_the_band_is_the_range_of_random_heads():
     row = replace(judged(1, random=[0.0] * 20)[0], control_low=0.1, control_high=0.3)
     html = strips.strip(RESULT, [row])
     assert re.search(r'class="band" x1="[\d.]+%" x2="[\d.]+%"', html) and "90% of them" in html
-    assert 'class="band"' not in strips.strip(RESULT, judged(1, random=[0.0] * 20))
+    assert 'class="band"' not in strips.strip(RESULT, judged(1, random=None))
 
 
 def test_text_is_escaped_and_a_model_without_a_number_has_its_reason():

@@ -16,6 +16,7 @@ import launch
 import opening_page
 import story
 import verdict_map
+import verdicts
 import yaml
 from towerlab.building import FAILED, failure
 from towerlab.plan import listed
@@ -205,7 +206,7 @@ def filled(text: str, home: Path) -> str:
     svg = (home / "book/map.svg").read_text("utf8") if MAP.search(text) else ""
     text = launch.links(MAP.sub(lambda match: drawing(svg, match[1]), text))
     text = FIGURE.sub(lambda match: chapter_figure(home, match[1]), text)
-    for module in (opening_page, verdict_map, story):
+    for module in (opening_page, verdict_map, verdicts, story):
         text = module.MARK.sub(
             lambda match, made=module: made.drawn(home / "_build", *match.groups()), text
         )

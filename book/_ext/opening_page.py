@@ -163,7 +163,7 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         rows: Rows of evidence.
     """
     told, judged = sentences(rows), verdict_map.tests(build)
-    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
+    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     agrees = asked[asked["verdict"].str.startswith(claims.AGREES)]
     n_unspecific = (agrees["verdict"] == claims.AGREES_UNSPECIFIC).sum()
     n_failing = (agrees["mark"] != "").sum()

@@ -20,9 +20,13 @@ MARK = re.compile(r'<div id="verdict-map"></div>')
 SIGNS = {
     claims.AGREES: "✓",
     claims.AGREES_UNSPECIFIC: "≈",
-    claims.AGREES_UNTESTED: "?",
+    claims.AGREES_TOO_FEW: "?",
     claims.IN_PART: "½",
+    claims.PART_UNSPECIFIC: "½≈",
+    claims.PART_TOO_FEW: "½?",
     claims.DISAGREES: "✗",
+    claims.UNDECIDED: "±",
+    claims.NOT_JUDGED: "#",
     claims.NOT_TESTABLE: "–",
 }
 MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
@@ -60,11 +64,7 @@ def counted(asked: pd.DataFrame) -> str:
         asked: Rows of evidence of tests.
     """
     n = asked["verdict"].value_counts()
-    agree, same, few, part, no = (n.get(name, 0) for name in [*SIGNS][:5])
-    return (
-        f"{agree} agree, {same} agree as random heads do, {few} agree without a test against "
-        f"random heads, {part} in part, {no} do not"
-    )
+    return ", ".join(f"{n[verdict]} {verdict}" for verdict in SIGNS if verdict in n)
 
 
 def summary(judged: pd.DataFrame) -> str:
@@ -76,8 +76,8 @@ def summary(judged: pd.DataFrame) -> str:
     Args:
         judged: Rows of evidence of the counted results.
     """
-    asked = judged[judged["verdict"] != claims.NOT_TESTABLE]
-    specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_UNTESTED])
+    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
+    specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_TOO_FEW])
     stable = specific & ~(asked["stability"] < STABLE)
     items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
     always, never = (
@@ -123,7 +123,8 @@ def drawn(build: Path) -> str:
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
         f'<div class="verdict-map" id="verdict-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
-        f"run. The model does not solve the task: {marks}.</p><div>{tables}</div></div>"
+        f"run. Marks of the answers of a model that does not solve the task: {marks}.</p>"
+        f"<div>{tables}</div></div>"
     )
 
 

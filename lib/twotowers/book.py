@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import numpy as np
@@ -421,6 +421,7 @@ class Chapter(Measurements):
         control: Mapping[str, Any] | None = None,
         words: Mapping[str, str] | Callable[[Any], str] | None = None,
         suite: str | None = None,
+        prompts: Literal["paper", "blocks"] = "paper",
     ) -> None:
         """Judge whether a result of the paper is reproduced in each model, and keep the rows.
 
@@ -444,6 +445,8 @@ class Chapter(Measurements):
                 that were edited. A model without them has too few other heads.
             words: Description by model of the basis, or a function of the values that returns it.
             suite: Suite of the prompts, if it is not the suite of the settings.
+            prompts: The paper's prompts, whose mark stands in the row; or counterbalanced blocks,
+                which have none.
 
         Raises:
             TwoTowersError: If data/figures.csv has no rule for the result.
@@ -479,13 +482,15 @@ class Chapter(Measurements):
                 result,
                 model,
                 figure=figure,
-                mark=marks.get(model, ""),
+                mark=marks.get(model, "") if prompts == "paper" else "",
                 **paper_results.judge(result, found),
             )
             for model, found in results.items()
         ]
-        rule = f"{result.measure}. It agrees at {result.agrees:g} or more, "
-        rule += f"and in part at {result.part:g} or more."
+        rule = f"{result.measure}. It agrees at {result.agrees or 0:g} or more, "
+        rule += f"and in part at {result.part or 0:g} or more."
+        if result.no_verdict:
+            rule = f"{result.measure}. No verdict: {result.no_verdict}."
         seen = ""
         if result.seen != "none":
             seen = f", written after the results of {result.seen} were seen"

@@ -28,22 +28,41 @@ VERDICTS = {
     NOT_SPECIFIC: "the effect is there, but the control does as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
-    UNDECIDED: "too few observations, or too few different random sets of heads, to tell",
+    UNDECIDED: "too few observations or too few other heads to tell, or less than 60% of the "
+    "resamples of the prompts have the same verdict; the reason stands beside it",
     NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
     "the rule names no heads; or there is nothing to be a share of",
 }
-AGREES, IN_PART, DISAGREES = "agrees", "in part", "does not agree"
-AGREES_UNSPECIFIC, AGREES_UNTESTED = "agrees, not specific", "agrees, specificity not tested"
-"""Random lists of heads also agree, or there are too few of them to tell"""
+AGREES, IN_PART, DISAGREES, NOT_JUDGED = "agrees", "in part", "does not agree", "no verdict"
+TOO_FEW, NOT_COMPARED = "too few other heads", "not compared"
+AGREES_UNSPECIFIC, PART_UNSPECIFIC = f"{AGREES}, {NOT_SPECIFIC}", f"{IN_PART}, {NOT_SPECIFIC}"
+AGREES_TOO_FEW, PART_TOO_FEW = f"{AGREES}, {TOO_FEW}", f"{IN_PART}, {TOO_FEW}"
+"""What random heads say of a result that agrees, also in part: they do as well, or they ran out"""
+RESULT_VERDICTS = {
+    AGREES: "the number reaches the rule, and random heads do not, if the result is about heads",
+    IN_PART: "the number reaches the lower bound of the rule",
+    NOT_SPECIFIC: "added to agrees or in part: more than 5% of the random lists do as well",
+    TOO_FEW: "added to agrees or in part: fewer than 20 different random lists could be drawn",
+    NOT_COMPARED: "a remark: the result is about no heads, so no random heads stand beside it",
+    DISAGREES: "the number does not reach the rule",
+    UNDECIDED: VERDICTS[UNDECIDED],
+    NOT_JUDGED: "a number that says nothing for or against the paper; the reason stands beside it",
+    NOT_TESTABLE: "there is no number, for the reason that stands beside it",
+}
+"""Meanings of the verdicts on results of the paper"""
+WITHOUT_VERDICT = (NOT_JUDGED, NOT_TESTABLE)
 WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
 """Rows on whether a model solves the task, which mark its other rows"""
-UNCOUNTED = (*WITHOUT_MODEL, *TASK, "figure 22", "figure 25", "appendix E, neurons",
-             "appendix E, coefficients")  # fmt: skip
-"""Rows in no count: also two repeated questions, and two results that are near arithmetic"""
+UNCOUNTED = (*WITHOUT_MODEL, *TASK, "figure 13", "figure 14", "figure 15", "figure 22", "figure 25",
+             "appendix E, neurons", "appendix E, coefficients")  # fmt: skip
+"""Rows in no count: also repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"
-"""Marks of a model that does not solve the task: it mostly answers one word or the nearest label"""
+"""Marks of the answers of a model that does not solve the task: mostly one word, or the nearest
+label"""
+ROUNDING = 1e-9
+"""A number that is below a bound by rounding reaches it"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
@@ -118,6 +137,7 @@ class PaperResult(Statement):
         seen: Models whose result was known when the rule was written.
         published: Printed value of the paper.
         agrees, part: Smallest number that agrees, and smallest number that agrees in part.
+        no_verdict: Reason why a number is not judged.
         not_run: Reason why there is no number.
     """
 
@@ -125,6 +145,7 @@ class PaperResult(Statement):
     agrees: Optional
     part: Optional
     not_run: str
+    no_verdict: str = ""
 
     def judge(self, value: float) -> str:
         """Return the verdict on a value.
@@ -132,8 +153,41 @@ class PaperResult(Statement):
         Args:
             value: Value of the result's measure. NaN is not testable.
         """
-        levels = {AGREES: self.agrees, IN_PART: self.part, DISAGREES: -math.inf}
-        return next((name for name, low in levels.items() if value >= low - 1e-9), NOT_TESTABLE)  # type: ignore[operator]
+        if math.isnan(value):
+            return NOT_TESTABLE
+        if self.agrees is None or self.part is None:
+            return NOT_JUDGED
+        if value >= self.agrees - ROUNDING:
+            return AGREES
+        return IN_PART if value >= self.part - ROUNDING else DISAGREES
+
+
+def with_control(verdict: str, control: str) -> str:
+    """Return a verdict with what random heads say of it, such as "agrees, not specific".
+
+    Args:
+        verdict: AGREES or IN_PART.
+        control: NOT_SPECIFIC or TOO_FEW.
+    """
+    return f"{verdict}, {control}"
+
+
+def answer(verdict: str) -> str:
+    """Return a verdict without what random heads say of it.
+
+    Args:
+        verdict: A verdict on a result of the paper.
+    """
+    return verdict.partition(", ")[0]
+
+
+def about_control(verdict: str) -> str:
+    """Return what random heads say of a verdict: NOT_SPECIFIC, TOO_FEW, or "".
+
+    Args:
+        verdict: A verdict on a result of the paper.
+    """
+    return verdict.partition(", ")[2]
 
 
 def claims() -> dict[str, Claim]:

@@ -41,6 +41,7 @@ from twotowers.claims import (
     NOT_SPECIFIC,
     NOT_TESTABLE,
     SMALL,
+    TOO_FEW,
     UNDECIDED,
     Claim,
     Statement,
@@ -99,6 +100,11 @@ class EvidenceRow:
         figure: Figure of this book for a result of the paper.
         mark: Mark of a model that does not solve the task of the result's prompts.
         stability: Share of resamples of the prompts in which the verdict stays.
+        reason: Reason of a verdict that is open, or that holds for random heads as well.
+        exceedance_in_layers, n_lists_in_layers: For a result of the paper, share of the random
+            lists of other heads of the same layers that reach the verdict, and their number.
+        share_in_layer: For a result of the paper, share of the heads of the random lists of other
+            key-value groups that are in the layer of the head that they replace.
     """
 
     claim: str
@@ -128,6 +134,10 @@ class EvidenceRow:
     figure: str = ""
     mark: str = ""
     stability: float = np.nan
+    reason: str = ""
+    exceedance_in_layers: float = np.nan
+    n_lists_in_layers: int = 0
+    share_in_layer: float = np.nan
 
 
 def verdict_row(
@@ -267,17 +277,29 @@ def judge_claim(
         )
     for name, part in parts.items():
         numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
+    verdict = judge(effect, claim.null_value, smallest_effect, random_sets)
     return verdict_row(
         claim,
         model,
-        judge(effect, claim.null_value, smallest_effect, random_sets),
+        verdict,
         words,
+        reason=_reason(effect, claim, random_sets) if verdict == UNDECIDED else "",
         p=mean(values - claim.null_value * (1.0 if denominator is None else denominator)).p,
         n=effect.n[0],
         label_pairs=effect.n[1],
         unit=claim.unit,
         **numbers,
     )
+
+
+def _reason(effect: Interval, claim: Claim, control: Control | None) -> str:
+    """Return why a claim is undecided."""
+    if np.isnan(effect.low):
+        return "too few class pairs for an interval"
+    if effect.low <= claim.null_value:
+        return f"the interval holds {claim.null_value:g}"
+    n_sets = 0 if control is None else control.n_random_sets
+    return f"{TOO_FEW}: {n_sets} different random sets"
 
 
 def _control(
@@ -352,7 +374,8 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
     rows = rows[rows["claim"].isin(order)].sort_values(
         "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
     )
-    rows = rows.fillna({"mark": "", "figure": ""})
+    texts = rows[["mark", "figure", "reason"]].astype(object).fillna("")
+    rows = rows.assign(**texts)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 

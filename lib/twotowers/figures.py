@@ -50,9 +50,10 @@ COLOURS = {
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
 VERDICT_COLOURS = {
-    claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_UNTESTED: "#6d9fc9",
+    claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",
     claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
-    claims.IN_PART: "#7fb2d9", claims.DISAGREES: "#c05a14", claims.FAILS: "#c05a14",
+    claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
+    claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#c05a14", claims.FAILS: "#c05a14",
 }  # fmt: skip
 """Colours of verdicts; the others are grey"""
 MODEL_COLOURS = ["#7a5fb0", "#2a87c4", "#1f9e77", "#b08a1c", "#b8456f", "#6f6a66"]

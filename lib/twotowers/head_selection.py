@@ -200,13 +200,23 @@ def _outside_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) 
     return free
 
 
+def _other_heads(heads: Heads, measured: np.ndarray) -> np.ndarray:
+    """Return as booleans (layer, head) the measured heads that are not among some heads."""
+    free = measured.copy()
+    for layer, head in heads:
+        free[layer, head] = False
+    return free
+
+
 def random_lists(
     heads: Sequence[Head], measured: np.ndarray, n_key_value_heads: int
 ) -> list[list[Head]]:
-    """Return different random lists of heads for comparison with a list, each of the same length.
+    """Return different random lists of heads from other key-value groups than those of a list.
 
-    For several heads, `matched_sets` draws RANDOM_LISTS lists. For a single head, the lists are the
-    SINGLE_HEADS nearest heads, from its own layer and the nearest layers. There are no lists if too
+    As many heads as possible are from the layer of the head that they replace, and the others from
+    the nearest layers (the layer above before the layer below). The lists do not depend on the
+    order of `heads`, and each random head stands at the place of the head that it replaces. There
+    are up to RANDOM_LISTS lists; for a single head, the SINGLE_HEADS nearest heads; and none if too
     few heads were measured.
 
     Args:
@@ -214,15 +224,59 @@ def random_lists(
         measured: Booleans over (layer, head), true for heads that can be drawn.
         n_key_value_heads: Number of key-value heads of a layer.
     """
+    free = _outside_groups(heads, measured, n_key_value_heads)
     if len(heads) == 1:
-        free = np.argwhere(_outside_groups(heads, measured, n_key_value_heads)).tolist()
-        nearest = sorted(free, key=lambda layer_and_head: abs(layer_and_head[0] - heads[0].layer))
-        return [[Head(*layer_and_head)] for layer_and_head in nearest[:SINGLE_HEADS]]
-    try:
-        lists = matched_sets(heads, measured, n_key_value_heads, RANDOM_LISTS)
-    except NotTestable:
-        return []
-    return list({tuple(sorted(random_list)): random_list for random_list in lists}.values())
+        layers_and_heads = np.argwhere(free).tolist()
+        nearest = sorted(layers_and_heads, key=lambda place: abs(place[0] - heads[0].layer))
+        return [[Head(*place)] for place in nearest[:SINGLE_HEADS]]
+    return _draw_lists(heads, free) if free.sum() >= len(heads) else []
+
+
+def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[list[Head]]:
+    """Return different random lists of any other heads of the same layers as those of a list.
+
+    There are no lists if a layer has too few other heads.
+
+    Args:
+        heads: List of heads.
+        measured: Booleans over (layer, head), true for heads that can be drawn.
+    """
+    free, n_in_layer = _other_heads(heads, measured), np.zeros(len(measured), dtype=int)
+    for layer, _ in heads:
+        n_in_layer[layer] += 1
+    return _draw_lists(heads, free) if (free.sum(1) >= n_in_layer).all() else []
+
+
+def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
+    """Return different lists of free heads, first from the layer of the head that they replace."""
+    rng, lists = np.random.default_rng([0, 44]), {}
+    for _ in range(RANDOM_LISTS):
+        pools = [rng.permutation(np.flatnonzero(in_layer)).tolist() for in_layer in free]
+        drawn = {head: pools[head[0]].pop() for head in sorted(heads) if pools[head[0]]}
+        replacements = {head: Head(head[0], number) for head, number in drawn.items()}
+        for head in sorted(heads):
+            if head not in replacements:
+                layers = [i for i, pool in enumerate(pools) if pool]
+                nearest = min(layers, key=lambda i, layer=head[0]: (abs(i - layer), -i))
+                replacements[head] = Head(nearest, pools[nearest].pop())
+        random_list = [replacements[head] for head in heads]
+        lists.setdefault(tuple(sorted(random_list)), random_list)
+    return list(lists.values())
+
+
+def share_in_layer(heads: Heads, lists: Sequence[Heads]) -> float:
+    """Return the share of random heads that are in the layer of the head that they replace.
+
+    Args:
+        heads: List of heads.
+        lists: Random lists in its place, in the same order.
+    """
+    same = [
+        random[0] == head[0]
+        for random_list in lists
+        for head, random in zip(heads, random_list, strict=True)
+    ]
+    return float(np.mean(same)) if same else np.nan
 
 
 def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:

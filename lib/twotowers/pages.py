@@ -43,11 +43,23 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     text = f"{row.effect:z.2f}"
     if row.n_random_sets:
         text += f"; random lists {row.control:z.2f}"
-    if not pd.isna(row.exceedance):
-        text += f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} reach it"
+    text += _shares_of_lists(row)
     if not pd.isna(row.stability):
-        text += f"; stable in {row.stability:.0%}"
+        text += f"; {row.stability:.0%} of resamples"
     return text
+
+
+def _shares_of_lists(row: Any) -> str:
+    """Return how many random lists reach the verdict of a result of the paper."""
+    if pd.isna(row.exceedance):
+        return ""
+    text = f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} from other key-value groups"
+    if not pd.isna(row.share_in_layer):
+        text += f" ({row.share_in_layer:.0%} of their heads are in the same layer)"
+    if not pd.isna(row.exceedance_in_layers):
+        text += f" and {row.exceedance_in_layers:.0%} of {row.n_lists_in_layers:,.0f}"
+        text += " from the same layers"
+    return f"{text} reach it"
 
 
 def page_of(statement: Statement) -> str:

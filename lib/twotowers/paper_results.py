@@ -22,24 +22,38 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from twotowers import claims, head_selection, intervals
+from twotowers import claims, intervals
 from twotowers.claims import (
     AGREES,
-    AGREES_UNSPECIFIC,
-    AGREES_UNTESTED,
     BY_POSITION,
     BY_WORD,
     DISAGREES,
     IN_PART,
+    NOT_COMPARED,
+    NOT_JUDGED,
+    NOT_SPECIFIC,
     NOT_TESTABLE,
     TASK,
+    TOO_FEW,
+    UNDECIDED,
     PaperResult,
 )
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
+from twotowers.head_selection import (
+    random_lists,
+    random_lists_in_layers,
+    select_heads,
+    select_sets,
+    share_in_layer,
+    shuffle_heads,
+    top_mask,
+)
 from twotowers.heads import Head, head_coordinates, head_names
 
 BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
 """Four versions of the paper's prompts: the true label last or first, both label assignments"""
+MIN_STABILITY = 0.6
+"""Share of the resamples of the prompts that have the verdict; below it, it is undecided"""
 LABELS = ["true label", "false label"]
 ATTENTION = {
     "attention": ["attention_true", "attention_other"],
@@ -60,12 +74,17 @@ class Result(NamedTuple):
         words: Basis of the number, or the reason why there is none.
         random: The same number in random lists of heads. None for a result about no heads.
         resampled: The same number in resamples of the prompts. None for a result on one prompt.
+        in_layers: The same number in random lists of any other heads of the same layers.
+        share_in_layer: Share of the heads of `random` that are in the layer of the head that they
+            replace.
     """
 
     value: float
     words: str
     random: ArrayLike | None = None
     resampled: ArrayLike | None = None
+    in_layers: ArrayLike | None = None
+    share_in_layer: float = math.nan
 
 
 def compare(
@@ -101,21 +120,31 @@ def compare(
         sizes: Numbers of `layers`, `heads` and `key_value_heads` of the model, from the attributes
             of a measurement, for a result about a list of heads.
     """
-    means = mean_over_prompts(values)
-    resamples = resample(values) if resamples is None else resamples
-    random = None
-    if control is not None:
-        random = statistic(_with_named_sets(mean_over_prompts(control), means))
     if heads is not None:
         listed = [Head.parse(str(head)) for head in heads]
-        grid = on_grid(means if every_head is None else every_head, sizes or {})
-        means = head_selection.select_heads(grid, listed)
-        random = in_random_lists(statistic, listed, grid, sizes or {}, others)
-        if resamples is not None:
-            resamples = resamples.sel(selected_head=head_names(listed))
-    value = math.nan if heads is not None and not listed else float(statistic(means))
-    text = words if isinstance(words, str) else words(means)
-    return Result(value, text, random, None if resamples is None else statistic(resamples))
+        grid = on_grid(mean_over_prompts(values) if every_head is None else every_head, sizes or {})
+        values = _of_list(values, listed)
+        resamples = None if resamples is None else _of_list(resamples, listed)
+    means = mean_over_prompts(values) if every_head is None else select_heads(grid, listed)
+    resamples = resample(values) if resamples is None else resamples
+    value = float(statistic(means)) if heads is None or listed else math.nan
+    found = Result(
+        value,
+        words if isinstance(words, str) else words(means),
+        resampled=None if resamples is None else statistic(resamples),
+    )
+    if control is not None:
+        random = _with_named_sets(mean_over_prompts(control), means)
+        return found._replace(random=statistic(random))
+    if heads is None:
+        return found
+    measured = _drawable(grid, others)
+    lists = random_lists(listed, measured, (sizes or {})["key_value_heads"])
+    return found._replace(
+        random=_in_lists(statistic, grid, lists),
+        share_in_layer=share_in_layer(listed, lists),
+        in_layers=_in_lists(statistic, grid, random_lists_in_layers(listed, measured)),
+    )
 
 
 def compare_lists(
@@ -134,16 +163,12 @@ def compare_lists(
         words: Description of the basis, or a function of the booleans that returns it.
         shuffled: Dimensions along which heads of the first list are shuffled for random lists.
     """
-    judged, *others = (
-        head_selection.top_mask(values.mean("prompt"), n) for values in increases.values()
-    )
-    random_lists = head_selection.shuffle_heads(judged, shuffled)
-    resamples = [
-        head_selection.top_mask(intervals.resample(values), n) for values in increases.values()
-    ]
+    judged, *others = (top_mask(values.mean("prompt"), n) for values in increases.values())
+    shuffled_lists = shuffle_heads(judged, shuffled)
+    resamples = [top_mask(intervals.resample(values), n) for values in increases.values()]
     measured, random, resampled = (
         xr.concat(lists, "list").assign_coords(list=[*increases])
-        for lists in ([judged, *others], [random_lists, *others], resamples)
+        for lists in ([judged, *others], [shuffled_lists, *others], resamples)
     )
     text = words if isinstance(words, str) else words(measured)
     return Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
@@ -205,8 +230,34 @@ def by_label(measurement: xr.Dataset, name: str) -> xr.DataArray:
     return both.to_dataarray("label").assign_coords(label=LABELS)
 
 
+def content_share(attention: xr.DataArray) -> float:
+    """Return how much of the attention difference of a list of heads is due to content.
+
+    Attention that goes by position or by label word leaves nothing of the difference between true
+    and false labels in the mean over both orders and both assignments of the labels.
+
+    Args:
+        attention: Attention on LABELS, over (label, change, ..., selected_head), with all versions
+            of the prompts in BALANCED.
+
+    Returns:
+        Mean difference over BALANCED, as a share of that in the paper's order.
+    """
+    true, false = (attention.sel(label=label, change=BALANCED) for label in LABELS)
+    difference = (true - false).mean([dim for dim in true.dims if dim != "change"])
+    return float(difference.mean() / difference.sel(change=BALANCED[0]))
+
+
 def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     """Return the verdict on a result of the paper, with its control and stability.
+
+    The first rule that applies decides:
+
+    1. `not testable` if there is no number, and `no verdict` if the rule judges none.
+    2. `undecided` if fewer than MIN_STABILITY of the resamples have the same verdict.
+    3. `does not agree` as the rule says.
+    4. `agrees` or `in part`, which is `not specific` if more than MAX_EXCEEDANCE of the random
+       lists do as well: of other key-value groups, or of the same layers.
 
     Args:
         result: A line of data/figures.csv.
@@ -217,20 +268,57 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     """
     verdict = result.judge(found.value)
     row: dict[str, Any] = {"effect": found.value, "verdict": verdict, "words": found.words}
-    if found.resampled is not None and verdict != NOT_TESTABLE:
+    if found.resampled is not None and verdict not in (NOT_TESTABLE, NOT_JUDGED):
         row["stability"] = np.mean([result.judge(x) == verdict for x in np.ravel(found.resampled)])
-    if found.random is None:
-        return row
-    lists = np.asarray(found.random, dtype=float)
-    if lists.size:
-        row |= {"control": np.nanmean(lists), "n_random_sets": lists.size}
-        if verdict in (AGREES, IN_PART):
-            row["exceedance"] = np.mean([result.judge(x) in (AGREES, verdict) for x in lists])
-    if verdict == AGREES and lists.size < MIN_RANDOM_SETS:
-        row["verdict"] = AGREES_UNTESTED
-    elif verdict == AGREES and row["exceedance"] > MAX_EXCEEDANCE:
-        row["verdict"] = AGREES_UNSPECIFIC
+    random, in_layers = (
+        np.ravel(np.asarray([] if lists is None else lists, dtype=float))
+        for lists in (found.random, found.in_layers)
+    )
+    row |= {"share_in_layer": found.share_in_layer, "n_lists_in_layers": in_layers.size}
+    if random.size:
+        low, high = np.nanquantile(random, [0.05, 0.95])
+        row |= {"control": np.nanmean(random), "control_low": low, "control_high": high}
+        row["n_random_sets"] = random.size
+    if verdict in (AGREES, IN_PART):
+        row["exceedance"] = _reach(result, random, verdict)
+        row["exceedance_in_layers"] = _reach(result, in_layers, verdict)
+        row |= _with_control(row, found)
+    if verdict == NOT_JUDGED:
+        row["reason"] = result.no_verdict
+    if row.get("stability", 1.0) < MIN_STABILITY:
+        row["verdict"] = UNDECIDED
+        row["reason"] = f"{verdict} in only {row['stability']:.0%} of resamples"
     return row
+
+
+def _reach(result: PaperResult, lists: np.ndarray, verdict: str) -> float:
+    """Return the share of random lists that reach a verdict, NaN if there are none."""
+    reached = [result.judge(value) in (AGREES, verdict) for value in lists]
+    return float(np.mean(reached)) if reached else math.nan
+
+
+def _with_control(row: dict[str, Any], found: Result) -> dict[str, Any]:
+    """Return the verdict on a result that agrees, also in part, with what random lists say."""
+    verdict, n_lists = row["verdict"], row.get("n_random_sets", 0)
+    if found.random is None:
+        return {"reason": f"{NOT_COMPARED} with random lists of heads"}
+    shares = {
+        "other key-value groups": (row["exceedance"], n_lists),
+        "the same layers": (row["exceedance_in_layers"], row["n_lists_in_layers"]),
+    }
+    reached = {
+        name: share
+        for name, (share, n) in shares.items()
+        if n >= MIN_RANDOM_SETS and share > MAX_EXCEEDANCE
+    }
+    if reached:
+        words = ", ".join(f"{share:.0%} of lists from {name}" for name, share in reached.items())
+        reason = f"{words} do as well"
+        return {"verdict": claims.with_control(verdict, NOT_SPECIFIC), "reason": reason}
+    if n_lists < MIN_RANDOM_SETS:
+        reason = f"{n_lists} different random lists"
+        return {"verdict": claims.with_control(verdict, TOO_FEW), "reason": reason}
+    return {}
 
 
 def mean_over_prompts(values: Values) -> Any:
@@ -253,6 +341,13 @@ def resample(values: Values) -> Any:
     if isinstance(values, xr.DataArray):
         return intervals.resample(values)
     return values.map(lambda x: intervals.resample(x) if "prompt" in x.dims else x)
+
+
+def _of_list(values: Any, heads: Sequence[Head]) -> Any:
+    """Return the values of the heads of a list, over (..., selected_head)."""
+    if "selected_head" in values.dims:
+        return values.sel(selected_head=head_names(heads))
+    return select_heads(values, heads)
 
 
 def _with_named_sets(control: Any, means: Any) -> Any:
@@ -279,30 +374,20 @@ def on_grid(values: xr.DataArray, sizes: Mapping[Hashable, Any]) -> xr.DataArray
     return values.unstack("selected_head").reindex(every_head)
 
 
-def in_random_lists(
-    statistic: Statistic,
-    heads: Sequence[Head],
-    grid: xr.DataArray,
-    sizes: Mapping[Hashable, Any],
-    others: Sequence[Head | str] | None = None,
-) -> xr.DataArray:
-    """Return a statistic of random lists of heads, over (random_set,).
-
-    Args:
-        statistic: Function of values over (random_set, ..., selected_head).
-        heads: List that is judged.
-        grid: Values over (..., layer, head), missing for heads that cannot be drawn.
-        sizes: Number of `key_value_heads` of the model.
-        others: Heads that can be drawn, by default all.
-    """
+def _drawable(grid: xr.DataArray, others: Sequence[Head | str] | None) -> np.ndarray:
+    """Return as booleans (layer, head) which heads can be drawn: those measured, among `others`."""
     is_measured = grid.notnull().all({*grid.dims} - {"layer", "head"})
     measured = is_measured.transpose("layer", "head").values
-    if others is not None:
-        can_be_drawn = np.zeros_like(measured)
-        for layer, head in (Head.parse(str(name)) for name in others):
-            can_be_drawn[layer, head] = True
-        measured = measured & can_be_drawn
-    lists = head_selection.random_lists(heads, measured, sizes["key_value_heads"])
+    if others is None:
+        return measured
+    is_other = np.zeros_like(measured)
+    for layer, head in (Head.parse(str(name)) for name in others):
+        is_other[layer, head] = True
+    return measured & is_other
+
+
+def _in_lists(statistic: Statistic, grid: xr.DataArray, lists: Sequence[list[Head]]) -> Any:
+    """Return a statistic of lists of heads, over (random_set,)."""
     if not lists:
         return xr.DataArray([], dims="random_set")
-    return statistic(head_selection.select_sets(grid, lists))
+    return statistic(select_sets(grid, lists))

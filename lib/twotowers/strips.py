@@ -30,10 +30,7 @@ DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
 MARGIN = 0.05  # on both sides of the axis, as a share of its range
 STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
 LARGEST_SHARE = 1.5  # above it a number whose measure mentions a share is no share itself
-UNSTABLE = 0.6  # share of resamples below which a remark says how often the verdict stays
 ANSWERS = {claims.AGREES: "yes", claims.IN_PART: "in part", claims.DISAGREES: "no"}
-CONTROLLED = (claims.AGREES, claims.IN_PART, claims.NOT_SPECIFIC)
-"""Verdicts in which it matters that random heads do as well"""
 MARKS = {
     claims.BY_POSITION: "model says the nearest label",
     claims.BY_WORD: "model says one label word",
@@ -175,7 +172,7 @@ def _answer(statement: Statement, verdict: str) -> str:
     """Return a verdict as an answer to the statement."""
     if isinstance(statement, Claim):
         return verdict
-    return next((answer for name, answer in ANSWERS.items() if verdict.startswith(name)), verdict)
+    return ANSWERS.get(claims.answer(verdict), verdict)
 
 
 def _ordered(answers: Iterable[str]) -> list[str]:
@@ -188,7 +185,7 @@ def _about_random(rows: Sequence[EvidenceRow], statement: Statement) -> str:
     """Return a sentence on random heads in the models that agree at least in part."""
     positive = [row for row in rows if _answer(statement, row.verdict) in ("yes", "in part")]
     compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
-    reached = sum(row.exceedance > MAX_EXCEEDANCE for row in compared)
+    reached = sum(claims.about_control(row.verdict) == claims.NOT_SPECIFIC for row in compared)
     if not compared:
         return ""
     if not reached:
@@ -345,14 +342,9 @@ def _remarks(row: EvidenceRow) -> list[str]:
     """Return what a reader must know of a verdict, besides the verdict."""
     if row.verdict == claims.NOT_TESTABLE:
         return [row.words]
-    remarks = []
-    n_sets = int(row.n_random_sets)
-    if 0 < n_sets < MIN_RANDOM_SETS:
-        remarks.append(f"only {n_sets} different random set{'s' * (n_sets > 1)} of heads")
-    elif row.exceedance > MAX_EXCEEDANCE and row.verdict.startswith(CONTROLLED):
+    remarks = [row.reason] if row.reason else []
+    if row.verdict == claims.NOT_SPECIFIC and row.exceedance > MAX_EXCEEDANCE:
         remarks.append(f"{_share_of_sets(row.exceedance)} do as well")
-    if row.stability < UNSTABLE:
-        remarks.append(f"in only {row.stability:.0%} of resamples")
     if row.mark:
         remarks.append(MARKS[row.mark])
     return remarks

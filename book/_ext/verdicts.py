@@ -1,0 +1,87 @@
+"""Tables of verdicts in chapters, filled from the evidence when the pages are put together.
+
+    <!-- verdicts figure 8; more than the softmax takes = more-beyond-softmax -->
+    <!-- verdicts meanings -->
+
+A mark names results of the paper or claims, each with the text of its line before "=", if it is not
+the name itself. The mark "meanings" is the table of what each verdict means.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from twotowers import claims, evidence, pages
+from twotowers.errors import TwoTowersError
+from twotowers.tables import shown_name
+
+MARK = re.compile(r"<!-- verdicts (.+?) -->")
+
+
+def drawn(build: Path, mark: str) -> str:
+    """Return the table of a mark.
+
+    Args:
+        build: Folder of built files.
+        mark: Content of the mark.
+
+    Raises:
+        TwoTowersError: If the mark names no claim and no result of the paper.
+    """
+    if mark == "meanings":
+        return meanings()
+    if not any((build / "evidence").glob("*.csv")):
+        return ""  # a preview without any chapter
+    statements = {**claims.claims(), **claims.paper_results()}
+    return table(mark, evidence.read(build / "evidence", statements))
+
+
+def meanings() -> str:
+    """Return the table of all verdicts, of results of the paper and of claims, with meanings."""
+    kinds = {"result of the paper": claims.RESULT_VERDICTS, "claim": claims.VERDICTS}
+    lines = ["| verdict | of a | meaning |", "| --- | --- | --- |"]
+    for kind, verdicts in kinds.items():
+        lines += [f"| *{name}* | {kind} | {meaning} |" for name, meaning in verdicts.items()]
+    return "\n".join(lines)
+
+
+def table(mark: str, rows: pd.DataFrame) -> str:
+    """Return the table of a mark, with a line for each statement and a column for each model.
+
+    Args:
+        mark: Content of the mark.
+        rows: Rows of evidence.
+
+    Raises:
+        TwoTowersError: If the mark names no claim and no result of the paper.
+    """
+    lines = [_title_and_name(part) for part in mark.split(";")]
+    judged = rows[rows["claim"].isin([name for _, name in lines])]
+    models = list(dict.fromkeys(judged["model"]))
+    cells = {(row.claim, row.model): row for row in judged.itertuples()}
+    text = [["", *(escape(shown_name(model)) for model in models)], ["---"] * (len(models) + 1)]
+    for title, name in lines:
+        found = [cells.get((name, model)) for model in models]
+        text.append([escape(title), *("–" if row is None else _cell(row) for row in found)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in text)
+
+
+def _title_and_name(part: str) -> tuple[str, str]:
+    """Return the title and the statement of a line."""
+    title, _, name = (text.strip() for text in part.rpartition(" = "))
+    if name not in claims.claims() and name not in claims.paper_results():
+        raise TwoTowersError(
+            f"unknown statement '{name}' in a mark of verdicts: expected an id of data/claims.csv "
+            "or data/figures.csv; correct the mark"
+        )
+    return title or name, name
+
+
+def _cell(row) -> str:
+    """Return a verdict in its colour, with its reason as a tooltip."""
+    reason = escape(row.reason or row.words).replace("|", "&#124;")
+    name = pages.verdict_class(row.verdict)
+    return f'<span class="verdict {name}" title="{reason}">{escape(row.verdict)}</span>'
