@@ -136,14 +136,18 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
 
 def _both_orders(model: str, first: float, last: float) -> str:
     """Return the picture of a model's accuracies in both orders."""
-    scale = strips.Scale(-0.14, 1.22, is_share=True)
+    scale = strips.Scale(-0.16, 1.28, is_share=True)
     low, high = sorted((first, last))
     texts = {low: (-10, "end"), high: (10, "start")}
+    values = {"first": first, "last": last}
     ends = "".join(
-        f'<circle class="{name}" cx="{scale.place(value)}" cy="50%" r="6"/><text class="{name}" '
-        f'x="{scale.place(value)}" y="50%" dx="{texts[value][0]}" dy="0.35em" '
+        f'<text x="{scale.place(value)}" y="50%" dx="{texts[value][0]}" dy="0.35em" '
         f'text-anchor="{texts[value][1]}">{escape(percent(value))}</text>'
-        for name, value in (("first", first), ("last", last))
+        for value in values.values()
+    )
+    ends += "".join(
+        f'<circle class="{name}" cx="{scale.place(value)}" cy="50%" r="6"/>'
+        for name, value in values.items()
     )
     shares = f"{percent(last)} right labels last, {percent(first)} first"
     label = f"{shown_name(model)}: {shares}"

@@ -1,10 +1,11 @@
 // What scrolls inside the page must be reachable from the keyboard.
 (() => {
-  const boxes = ".bd-article pre, .bd-article table, .bd-article div.math, .bd-article .output";
+  const boxes = ".bd-article pre, .bd-article table, .bd-article div.math, .bd-article .output, .tag_scroll-output .cell_output";
 
   function reach() {
     for (const box of document.querySelectorAll(boxes)) {
-      const scrolls = box.scrollWidth > box.clientWidth && /auto|scroll/.test(getComputedStyle(box).overflowX);
+      const isLong = box.matches(".cell_output") && box.scrollHeight > box.clientHeight;
+      const scrolls = (isLong || box.scrollWidth > box.clientWidth) && /auto|scroll/.test(getComputedStyle(box).overflow);
       if (scrolls) box.tabIndex = 0;
       else if (box.tabIndex === 0) box.removeAttribute("tabindex");
     }
