@@ -5,6 +5,7 @@ from pathlib import Path
 
 import altair as alt
 import assemble_pages
+import docstrings
 import launch
 import pandas as pd
 import pytest
@@ -135,3 +136,9 @@ def test_a_figure_of_a_chapter_is_shown_on_another_page(tmp_path):
     link = '<a href="04-attention-weights.html#fig-4-5">Figure 4.5</a>'
     assert text.endswith(f'<p class="caption"><b>{link}.</b> Points.</p>')
     assert "not made" in assemble_pages.filled('<div data-figure="13.1"></div>', tmp_path)
+
+
+def test_lists_in_docstrings_stay_lists():
+    lines = ["Rules:", "", "1. one that goes", "   on", "2. two", "", "    code", "", "End."]
+    assert docstrings.plain(lines)[2:5] == ["1. one that goes", "   on", "2. two"]
+    assert docstrings.plain(lines)[6:] == ["::", "", "    code", "", "End."]

@@ -13,7 +13,17 @@ import time
 import pytest
 import tiny_book
 from conftest import ROOT
-from tiny_book import FIGURE, MEASURED, SETTINGS, build, commands_below, kill_when, notebook, start
+from tiny_book import (
+    FIGURE,
+    MEASURED,
+    NAME,
+    SETTINGS,
+    build,
+    commands_below,
+    kill_when,
+    notebook,
+    start,
+)
 from towerlab import building
 
 
@@ -57,6 +67,7 @@ def test_after_kill_9_of_a_measurement_the_same_command_builds_the_book(built):
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
     page = (built / "_build/html/book/92-two.html").read_text()
     assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
+    assert NAME in page and "<em>b</em>" in page
 
 
 @pytest.mark.nightly

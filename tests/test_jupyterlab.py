@@ -58,7 +58,7 @@ LOOK = f"""() => {{
   for (const output of outputs) {{
     const {{ output_type: kind, name, text, evalue }} = output.toJSON();
     if (kind === 'error') faults.push(`error: ${{evalue}}`);
-    if (name === 'stderr') faults.push(`warning: ${{text}}`);
+    if (name === 'stderr' && /warning|error/i.test(text)) faults.push(`warning: ${{text}}`);
   }}
   for (const formula of document.querySelectorAll('mjx-merror, [data-mjx-error]'))
     faults.push(`formula: ${{formula.textContent}}`);

@@ -6,6 +6,7 @@ import functools
 import gzip
 import re
 import threading
+import zlib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
@@ -300,3 +301,90 @@ def test_every_finding_rests_on_its_verdicts():
         assert all(
             sentence in " ".join(text) for sentence in sentences[1:]
         )  # what was learnt, at the end
+
+
+@needs_browser
+@needs_book
+def test_a_link_to_a_figure_shows_its_top(home):
+    """Also where charts above it are drawn later."""
+    with browser(f"{home}book/04-attention-weights.html#fig-4-4", home=home) as page:
+        page.wait_for_function(DRAWN)
+        top = "document.getElementById('fig-4-4').getBoundingClientRect().top"
+        page.wait_for_function(f"{top} > 0 && {top} < 200")
+
+
+@needs_browser
+@needs_book
+def test_a_tap_shows_titles_and_tooltips(home):
+    address = f"{home}book/04-attention-weights.html"
+    with browser(address, 390, 844, home=home, has_touch=True) as page:
+        page.wait_for_function(DRAWN)
+        link = page.locator(".bd-article p a[href*='glossary'][title]").first
+        words = link.get_attribute("title")
+        link.tap()
+        assert words in page.locator(".tip").text_content() and page.url == address
+        page.locator("div.chart .mark-symbol path").first.tap(force=True)
+        page.wait_for_selector("#vg-tooltip-element.visible")
+        assert page.locator(".tip").count() == 0
+        link.scroll_into_view_if_needed()
+        link.tap()
+        page.wait_for_selector(".tip")
+        link.tap()
+        page.wait_for_url("**/glossary.html#*")
+
+
+@needs_browser
+@needs_book
+def test_the_search_of_a_page_that_is_a_file_breaks_nothing():
+    with browser(f"{(HTML / 'search.html').as_uri()}?q=attention") as page:
+        page.wait_for_selector("#search-results li")
+
+
+def printed_pages(pdf: bytes) -> list[int]:
+    """The number of texts on each page of a PDF file of Chromium."""
+    parts = dict(re.findall(rb"(\d+) 0 obj\s(.*?)endobj", pdf, re.DOTALL))
+    texts = []
+    for part in parts.values():
+        if re.search(rb"/Type\s*/Page\b", part):
+            content = parts[re.search(rb"/Contents (\d+) 0 R", part)[1]]
+            stream = re.search(rb"stream\r?\n(.*?)endstream", content, re.DOTALL)[1]
+            texts.append(len(re.findall(rb"T[jJ]\b", zlib.decompress(stream))))
+    return texts
+
+
+@needs_browser
+@needs_book
+@pytest.mark.parametrize("name", ["figure-by-figure", "scorecard", "record"])
+@pytest.mark.parametrize(("paper", "width"), [("A4", 717), ("Letter", 739)])
+def test_wide_pages_print_whole(name, paper, width, home):
+    """No column is cut, and no page is blank. `width`: of the paper between its margins."""
+    with browser(f"{home}book/{name}.html", width, home=home) as page:
+        texts = printed_pages(page.pdf(format=paper))
+        assert len(texts) > 3 and min(texts) > 0, texts
+        page.emulate_media(media="print")
+        cut = "[...document.querySelectorAll('.bd-article :is(table, svg)')]"
+        cut += ".filter((part) => part.getBoundingClientRect().right > innerWidth + 1).length"
+        assert page.evaluate(cut) == 0
+
+
+@needs_book
+def test_definitions_and_docstrings_are_shown_whole():
+    """No definition in a tooltip ends in " .", and no list of a docstring is a box of code."""
+    pages = {page.name: page.read_text("utf8") for page in HTML.glob(PAGES)}
+    titles = [title for text in pages.values() for title in Page(text).values("title")]
+    assert [title for title in titles if " ." in title[-2:]] == []
+    boxes = re.findall(r"<pre><span></span>(.*?)</pre>", pages["api.html"], re.DOTALL)
+    assert boxes and [box for box in boxes if re.match(r"(reach it|is attended)", box)] == []
+    assert "model_config" not in pages["api.html"]
+
+
+@needs_browser
+@needs_book
+def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
+    colour = "part => getComputedStyle(part).backgroundColor"
+    with browser(f"{home}book/playground-page.html", home=home, forced_colors="active") as page:
+        bar = page.locator(".playground-bar:not(.before)").first
+        bar.wait_for(state="attached")
+        heads = page.locator(".playground-map button").evaluate_all(f"all => all.map({colour})")
+        assert len({*heads}) > 3
+        assert bar.evaluate(colour) != page.locator("body").evaluate(colour)

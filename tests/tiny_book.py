@@ -19,12 +19,16 @@ out = "_build/measurements"
 MEASURED = """heads = book.open(globals()).measured("heads")
 print({name: dict(d.sizes) for name, d in heads.items()})
 """
+NAME = "__run_2__ *final*--1a2b3c"
 FIGURE = """
 import altair as alt, pandas as pd
+from IPython.display import Markdown
+from twotowers import pages
 chapter = book.open(globals())
 table = pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b>", "b"]})
 chapter.figure("2.1", alt.Chart(table).mark_bar().encode(x="x:Q"), "Bars.")
-"""
+display(Markdown(f"| {pages.markdown_text(NAME)} | *b* |\\n| --- | --- |"))
+""".replace("NAME", repr(NAME))
 
 
 WITHOUT = """import re

@@ -10,22 +10,26 @@ import re
 from twotowers import catalogue
 
 SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):$")
+ITEM = re.compile(r"(-|\d+\.) ")  # of a list; its further lines are indented
 ENTRY = re.compile(r"(\*{0,2}\w+(, \w+)*|`[^:]*): ")  # "name: Description.", or several names
 
 
 def plain(lines: list[str]) -> list[str]:
     """Return the lines of a docstring as reStructuredText.
 
-    Sections become lists, other indented blocks become code, and single backticks become code.
-    Nothing else has a meaning.
+    Lists and sections become lists, other indented blocks become code, and single backticks become
+    code. Nothing else has a meaning.
 
     Args:
         lines: Lines of the docstring.
     """
     out: list[str] = []
-    in_section = False
+    in_section = in_list = False
     for line in lines:
-        if line and not line[0].isspace():
+        in_list = bool(ITEM.match(line)) or (in_list and line[:1].isspace())
+        if in_list:
+            out.append(line[: len(line) - len(line.lstrip())] + text(line.lstrip()))
+        elif line and not line[0].isspace():
             if in_section or (out and out[-1][:1].isspace()):
                 out.append("")
             in_section = bool(SECTION.match(line))
@@ -78,5 +82,9 @@ def setup(app) -> dict:
         more = variables() if name == "twotowers.catalogue" else []
         lines[:] = [*plain([*lines, *more]), ""]
 
+    def skips(app, what, name, obj, skip, options):
+        return name == "model_config" or None  # of every pydantic class, and of no use here
+
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skips)
     return {"parallel_read_safe": True}

@@ -145,7 +145,20 @@
     return Promise.all(all);
   }
 
-  let last = drawAll();
+  // A tap shows what the pointer shows of a mark.
+  addEventListener("click", (event) => {
+    if (event.pointerType !== "touch") return;
+    document.getElementById("vg-tooltip-element")?.classList.remove("visible");
+    const { target, clientX, clientY } = event;
+    if (target.closest("svg.marks")) target.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX, clientY }));
+  });
+
+  // Charts that are drawn above the place of a link move it: the page goes there again, unless its reader went elsewhere.
+  let moved = false;
+  for (const sign of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(sign, () => { moved = true; }, { once: true, passive: true });
+  let last = drawAll().then(() => {
+    if (!moved && location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+  });
   let width = window.innerWidth, soon;
   addEventListener("resize", () => {  // a tablet is turned, a window docked; a phone's bars that come and go change no width
     clearTimeout(soon);

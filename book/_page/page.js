@@ -16,6 +16,8 @@
     const summary = Search.makeSearchSummary;
     Search.makeSearchSummary = (...of) => summary(...of) ?? document.createElement("p");
   }
+  // A page that was opened as a file may not read others, so its results have no excerpts.
+  if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
   if (typeof Search !== "undefined") mend();
   else document.addEventListener("DOMContentLoaded", () => typeof Search !== "undefined" && mend());
   addEventListener("resize", reach);
@@ -56,4 +58,26 @@
     for (const part of opened) part.open = true;
   });
   addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
+  // A tap shows what the pointer shows, the title of a term or a verdict; the next tap follows its link.
+  let pointer = "", tip = null, tapped = null;
+  const titleOf = (part) => part.getAttribute("title") || part.querySelector(":scope > title")?.textContent;
+  addEventListener("pointerdown", (event) => { pointer = event.pointerType; }, true);
+  addEventListener("click", (event) => {
+    const part = event.target.closest(".bd-article :is([title]:not(button, .headerlink), svg.track)"), again = tip && tapped === part;
+    tip?.remove();
+    tip = null;
+    if (pointer !== "touch" || !part || again || !titleOf(part)) return;
+    const leads = part.closest("a[href]");
+    if (leads) event.preventDefault();
+    tip = Object.assign(document.createElement("div"), { className: "tip", textContent: titleOf(part) });
+    tapped = part;
+    tip.setAttribute("role", "status");
+    if (leads) tip.append(Object.assign(document.createElement("small"), { textContent: "Tap again to open the link." }));
+    document.body.append(tip);
+    const at = part.getBoundingClientRect(), size = tip.getBoundingClientRect();
+    const above = at.bottom + 6 + size.height > innerHeight;
+    tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 8))}px`;
+    tip.style.top = `${above ? Math.max(8, at.top - size.height - 6) : at.bottom + 6}px`;
+  }, true);
+  addEventListener("scroll", () => { tip?.remove(); tip = null; }, { passive: true });
 })();

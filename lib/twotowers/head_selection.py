@@ -31,8 +31,10 @@ from twotowers.settings import Template
 HEADS_PER_SET = 5
 MAX_K = 4
 MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
-RANDOM_LISTS, SINGLE_HEADS = 1000, 20
-"""Random lists to compare a list with, and other heads to compare a single head with"""
+RANDOM_LISTS = 1000
+"""Number of random lists that a list is compared with"""
+SINGLE_HEADS = 20
+"""Number of other heads that a single head is compared with"""
 SETS = {
     "by attribution": ("attribution", 0.0),
     "by written logit difference": ("written logit difference", MIN_WRITTEN),

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -20,6 +21,9 @@ from pandas.io.formats.style import Styler
 from twotowers.claims import Claim, PaperResult, Statement
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
+
+COMMON_SCRIPTS = {"latin", "greek", "cyrillic", "micro", "feminine", "masculine"}
+"""First words of the Unicode names of letters that all fonts have"""
 
 
 def verdict_class(verdict: str) -> str:
@@ -40,7 +44,7 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     """
     if not isinstance(statement, PaperResult) or pd.isna(row.effect):
         return ""
-    text = f"{row.effect:z.2f}"
+    text = f"{row.effect:z.2f}" + (" digits" if statement.measure.startswith("digits") else "")
     if row.n_random_sets:
         text += f"; random lists {row.control:z.2f}"
     text += _shares_of_lists(row)
@@ -60,6 +64,18 @@ def _shares_of_lists(row: Any) -> str:
         text += f" and {row.exceedance_in_layers:.0%} of {row.n_lists_in_layers:,.0f}"
         text += " from the same layers"
     return f"{text} reach it"
+
+
+def markdown_text(text: str) -> str:
+    """Return a text as Markdown that shows it as it is.
+
+        >>> markdown_text("__run_2__")
+        '&#95;&#95;run&#95;2&#95;&#95;'
+
+    Args:
+        text: Any text.
+    """
+    return re.sub(r"[^\w\s]|_", lambda sign: f"&#{ord(sign[0])};", text)
 
 
 def page_of(statement: Statement) -> str:
@@ -83,7 +99,7 @@ def verdict_table(
     """
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row.claim, row.model): row for row in rows.itertuples()}
-    titles = ["statement", *(escape(shown_name(model)) for model in models)]
+    titles = ["statement", *(markdown_text(shown_name(model)) for model in models)]
     lines = [titles, ["---"] * len(titles)]
     for claim in statements.values():
         link = f"{page_of(claim)}.html#claim-{claim.anchor}"
@@ -130,6 +146,20 @@ def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
     return styler if index else styler.hide(axis="index")
 
 
+def with_script(word: str) -> str:
+    """Return a word with the name of its script, if fonts of many systems lack the script.
+
+        >>> with_script("ご"), with_script("é")
+        ('ご (hiragana)', 'é')
+
+    Args:
+        word: Text of a token.
+    """
+    letters = (unicodedata.name(letter, "").split() for letter in word if letter.isalpha())
+    scripts = {names[0].lower() for names in letters if names} - COMMON_SCRIPTS
+    return f"{word} ({', '.join(sorted(scripts))})" if scripts else word
+
+
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
     """Return a table of the words that heads read, with matching words in bold.
 
@@ -139,7 +169,8 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
     """
     cells = []
     for *labels, words in rows:
-        bold = (f"<b>{escape(word)}</b>" if counts else escape(word) for word, counts in words)
+        named = ((escape(with_script(word)), counts) for word, counts in words)
+        bold = (f"<b>{word}</b>" if counts else word for word, counts in named)
         cells.append((*map(escape, labels), ", ".join(bold)))
     names = ["model and head", "read", "at", "top ten words"]
     return pd.DataFrame(cells, columns=names).set_index(names[:3]).style
