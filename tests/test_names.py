@@ -99,10 +99,10 @@ def test_only_a_folder_with_a_config_hides_a_hugging_face_id(tmp_path, monkeypat
     Path("owner/model/words").mkdir(parents=True)
     for name in ("gpt2", "owner/model"):
         assert not is_local(name) and slug(name) == name.replace("/", "--")
-        assert checkpoint.locate(name) == tmp_path / name
+        assert checkpoint.find_folder(name) == tmp_path / name
     other_model(tmp_path / "own/model")
-    assert is_local("own/model") and checkpoint.locate("own/model") == Path("own/model")
-    refused("expected a folder of safetensors, got a file", checkpoint.locate, "./gpt2")
+    assert is_local("own/model") and checkpoint.find_folder("own/model") == Path("own/model")
+    refused("expected a folder of safetensors, got a file", checkpoint.find_folder, "./gpt2")
     refused("cannot read config.json of 'owner/model'", loading.check, "./owner/model")
 
 
@@ -137,7 +137,7 @@ def test_a_precomputed_folder_asks_for_its_folder(home, tmp_path, capsys):
     assert cli.main(["precompute", str(folder), "templates", *options]) == 0
     (name,) = files.precomputed_models()
     assert name.startswith("final--")
-    refused("missing weights of .*; give its folder, .* 'final'", checkpoint.locate, name)
+    refused("missing weights of .*; give its folder, .* 'final'", checkpoint.find_folder, name)
 
 
 def test_the_note_about_a_stale_file_names_a_command_that_works(home, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@
     <!-- verdicts meanings -->
 
 A mark names results of the paper or claims, each with the text of its line before "=", if it is not
-the name itself. The mark "meanings" is the table of what each verdict means.
+the name itself. The mark "meanings" is the table of the meaning of each verdict.
 """
 
 from __future__ import annotations

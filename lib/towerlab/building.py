@@ -43,7 +43,7 @@ def failure(log: Path) -> str:
 def build(arguments: argparse.Namespace) -> NoReturn:
     """Update measurements, chapters and pages: this process becomes Snakemake.
 
-    What is missing is measured first, by as few processes as there are jobs, because each loads
+    Missing measurements are made first, by as few processes as there are jobs, because each loads
     PyTorch and the model. On a cluster each measurement is a job.
 
     Args:

@@ -1,11 +1,13 @@
 """Plan of a build: what each chapter reads, and which measurements are missing.
 
-    plan = Plan(Settings(), has_chosen_model=False)
-    plan.inputs("04-attention-weights")    # files of measurements
-    plan.rests_on("04-attention-weights")  # model, texts, versions, and rows of data tables
-    plan.missing()                         # {"words": ["templates", ...]}
+    >>> plan = Plan(Settings(), has_chosen_model=False)
+    >>> any(path.endswith("paper.nc") for path in plan.inputs("04-attention-weights"))
+    True
 
-A notebook names what it reads in its metadata: `"twotowers": {"measurements": ["heads", ...]}`.
+`Plan.rests_on` returns the model, texts, versions and rows of data tables that decide a chapter,
+and `Plan.missing` the measurements without a current file.
+
+The metadata of a notebook name its measurements: `"twotowers": {"measurements": ["heads", ...]}`.
 With `"evidence": true` it reads the evidence of all other chapters.
 """
 
@@ -65,7 +67,7 @@ def is_current(path: Path, identity: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the notebooks of the book read, under some settings."""
+    """Inputs of the notebooks of the book, under some settings."""
 
     settings: Settings
     has_chosen_model: bool
@@ -73,7 +75,7 @@ class Plan:
 
     @cached_property
     def notebooks(self) -> dict[str, dict[str, Any]]:
-        """What each listed notebook says of itself in its metadata, by its name."""
+        """Metadata of each listed notebook, by its name."""
         home = book_folder().parent
         pages = listed(yaml.safe_load((home / "_toc.yml").read_text("utf8")))
         paths = [path for page in pages if (path := home / f"{page}.ipynb").is_file()]
@@ -146,9 +148,9 @@ class Plan:
                 yield suite, name
 
     def to_measure(self, notebook: str) -> list[tuple[str, str]]:
-        """Return suites and names of what a notebook reads of the default model.
+        """Return suites and names of the files of the default model that a notebook reads.
 
-        What is precomputed for that model under these settings is not among them.
+        Files that are precomputed for that model under these settings are not among them.
 
         Args:
             notebook: Name of the notebook.
@@ -270,7 +272,7 @@ class Plan:
 def all_tables() -> dict[str, str]:
     """Return a digest of every data table except versions, by its path in the data folder.
 
-    What decides measurements is in their identity.
+    The identity of measurements has all that decides them.
     """
     data = data_folder()
     paths = (path for path in sorted(data.rglob("*.csv")) if not path.name.startswith("."))

@@ -445,8 +445,8 @@ class Chapter(Measurements):
                 that were edited. A model without them has too few other heads.
             words: Description by model of the basis, or a function of the values that returns it.
             suite: Suite of the prompts, if it is not the suite of the settings.
-            prompts: The paper's prompts, whose mark stands in the row; or counterbalanced blocks,
-                which have none.
+            prompts: The paper's prompts, which give the row a mark; or counterbalanced blocks,
+                which give none.
 
         Raises:
             TwoTowersError: If data/figures.csv has no rule for the result.

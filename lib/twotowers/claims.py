@@ -37,7 +37,7 @@ AGREES, IN_PART, DISAGREES, NOT_JUDGED = "agrees", "in part", "does not agree", 
 TOO_FEW, NOT_COMPARED = "too few other heads", "not compared"
 AGREES_UNSPECIFIC, PART_UNSPECIFIC = f"{AGREES}, {NOT_SPECIFIC}", f"{IN_PART}, {NOT_SPECIFIC}"
 AGREES_TOO_FEW, PART_TOO_FEW = f"{AGREES}, {TOO_FEW}", f"{IN_PART}, {TOO_FEW}"
-"""What random heads say of a result that agrees, also in part: they do as well, or they ran out"""
+"""Additions to a verdict that agrees, also in part: random heads do as well, or they ran out"""
 RESULT_VERDICTS = {
     AGREES: "the number reaches the rule, and random heads do not, if the result is about heads",
     IN_PART: "the number reaches the lower bound of the rule",

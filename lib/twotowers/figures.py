@@ -254,7 +254,7 @@ def _pixels(height: int | alt.Step, table: pd.DataFrame) -> int:
 def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
     """Show the panels of one model, which the reader chooses.
 
-    The first choice is a model of one's own, otherwise the smallest pretrained model.
+    The first choice is the user's own model, otherwise the smallest pretrained model.
     """
     known = [shown_name(model) for model in included_models()]
     pretrained = [name for name in names if name not in known]

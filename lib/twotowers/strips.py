@@ -320,7 +320,7 @@ def _line(name: str, scale: Scale, start: float, end: float, colour: str) -> str
 
 
 def _dot(row: EvidenceRow, value: float, scale: Scale, is_filled: bool) -> str:
-    """Return the dot of a number; that of all prompts is hollow beside that of solved prompts."""
+    """Return the dot of a number; that of all prompts is hollow next to that of solved prompts."""
     colour = _colour(row)
     paint = f'fill="{colour}"' if is_filled else f'fill="none" stroke="{colour}" stroke-width="2"'
     name = verdict_class(row.verdict)

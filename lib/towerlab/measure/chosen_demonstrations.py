@@ -183,5 +183,5 @@ def _chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
         if len(of_choice) == most:  # known for all words
             recipe = Recipe(answers, design.encode(of_choice), stage=choice)
             data = pipeline.make("chosen_demonstrations", recipe)[["logit_difference"]]
-            parts.append(data.drop_vars(["text", "order"]).expand_dims(choice=[choice]))
+            parts.append(data.drop_vars(["text", "order"]).expand_dims({"choice": [choice]}))
     return joined(parts, "choice")

@@ -2,12 +2,12 @@
 
     >>> fingerprint("smollm2-135m")  # precomputed: its files name the weights, which are not here
     'smollm2-135m@b179c9523d0e'
-    >>> [file.name for file in files(locate("mini-gpt2")).values()][:2]
+    >>> [file.name for file in files(find_folder("mini-gpt2")).values()][:2]
     ['config.json', 'model.safetensors']
 
 A checkpoint is exactly the files that transformers reads: config, tokenizer, and
-`model.safetensors` or the files that `model.safetensors.index.json` names. `twotowers.names` says
-what a name means.
+`model.safetensors` or the files that `model.safetensors.index.json` names. `twotowers.names` has
+the meaning of a name.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SETTLED = 2
 """Age of a file in seconds from which the clocks of all file systems tell its changes apart"""
 
 
-def locate(name: str, *, with_weights: bool = False) -> Path:
+def find_folder(name: str, *, with_weights: bool = False) -> Path:
     """Return the folder of a model; files of a Hugging Face id are fetched.
 
     Args:
         name: Name of a model, as for `loading.load`.
-        with_weights: Whether weights are fetched, too.
+        with_weights: Whether weights are also fetched.
 
     Returns:
         Folder with config and tokenizer.
@@ -218,7 +218,7 @@ def fingerprint_of_files(name: str) -> str:
     Args:
         name: Name of a model, as for `loading.load`.
     """
-    folder = locate(name, with_weights=True)
+    folder = find_folder(name, with_weights=True)
     return fingerprint_of_folder(folder, "" if is_local(name) else name)
 
 

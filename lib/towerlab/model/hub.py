@@ -30,7 +30,7 @@ from towerlab.progress import say
 PATIENCE = 10
 """Maximum time without an answer, in seconds"""
 SILENCE = 2
-"""Time without an answer after which a line says what is waited for, in seconds"""
+"""Time without an answer after which a line names the question that is open, in seconds"""
 OFFLINE = "HF_HUB_OFFLINE"
 
 
@@ -110,7 +110,7 @@ def _commit(model_id: str) -> str | None:
 
 
 def _answer(question: Callable[[], Any], text: str) -> Any:
-    """Return the answer to a question, and say what is waited for if it takes longer than SILENCE.
+    """Return the answer to a question, and print the question if it takes longer than SILENCE.
 
     The time limit of a connection holds for each address of a server. So a thread asks, which may
     end later.

@@ -68,7 +68,7 @@ def load(
     name = str(name)
     check(name, device)
     row = ARCHITECTURES[_read_config(name)["model_type"]]
-    folder = checkpoint.locate(name, with_weights=True)
+    folder = checkpoint.find_folder(name, with_weights=True)
     before = checkpoint.state(folder)
     fingerprint = checkpoint.fingerprint_of_files(name)
     logging.set_verbosity_error()
@@ -146,7 +146,7 @@ def _read_config(name: str) -> dict[str, Any]:
         TwoTowersError: If there is no such model, or if it has an adapter, is quantised, needs its
             own code, or is of an unknown architecture.
     """
-    folder = checkpoint.locate(name)
+    folder = checkpoint.find_folder(name)
     if any(folder.glob("adapter_*")):
         raise TwoTowersError(
             f"cannot load '{name}': it has an adapter (LoRA); merge it with merge_and_unload() of "
