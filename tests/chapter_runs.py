@@ -6,7 +6,7 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 from conftest import ROOT
-from towerlab.measure.cache import TEXTS
+from towerlab.measure.cache import TABLES, TEXTS
 from towerlab.plan import Plan
 from twotowers import book, evidence, tables
 from twotowers.paths import data_folder
@@ -35,7 +35,10 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
                 names |= parameters
     monkeypatch.setattr(tables, "read_text", read_text)
     used = {data_folder() / path for path in Plan(Settings(), False).tables(chapter)}
-    decide_identities = {data_folder() / path for paths in TEXTS.values() for path in paths}
+    decide_identities = {
+        data_folder() / path for paths in (*TEXTS.values(), *TABLES.values()) for path in paths
+    }
     read = {path for path in read if data_folder() in path.parents}  # no evidence
-    assert read <= used | decide_identities | {data_folder() / "versions.csv"}
+    expected = used | decide_identities | {data_folder() / "versions.csv"}
+    assert read <= expected, read - expected
     return evidence.read(folder)

@@ -175,7 +175,11 @@ def test_a_notebook_names_what_it_reads(path):
     reads |= {"heads"} if re.search(r"chapter\.(judge_claim|controls)", code) else set()
     reads |= {"selection"} if re.search(r'chapter\.(sets|controls)|, head_set="', code) else set()
     about = json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {})
-    assert set(about.get("measurements", [])) == reads
+    others = set(about.get("measurements", [])) - reads
+    assert reads <= set(about.get("measurements", []))
+    others -= {"selection"} if "chapter.judge_claim(" in code else set()  # for random sets
+    # `stored` reads a measurement without making it; its name may be in a table of the chapter.
+    assert not others or ("chapter.stored(" in code and all(f'"{name}"' in code for name in others))
     assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))
 
 

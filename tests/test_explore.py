@@ -100,7 +100,10 @@ def test_every_control_changes_what_is_shown(explorer):
     assert explorer.controls["model"].value == MODEL
     for name in start:
         labels = [label for label, _ in explorer.controls[name].options if "1.5B" not in label]
-        explorer.controls[name].label = next(x for x in labels[::-1] if x != start[name])
+        others = [label for label in labels if label != start[name]]
+        if not others:  # some models have one set of heads
+            continue
+        explorer.controls[name].label = others[-1]
         assert not explorer.frame.equals(first), name
         explorer.controls[name].label = start[name]
 

@@ -275,7 +275,8 @@ def all_tables() -> dict[str, str]:
     The identity of measurements has all that decides them.
     """
     data = data_folder()
-    paths = (path for path in sorted(data.rglob("*.csv")) if not path.name.startswith("."))
+    found = [*data.glob("*.csv"), *data.glob("*/*.csv")]  # a folder may be a link
+    paths = (path for path in sorted(found) if not path.name.startswith("."))
     tables = {path.relative_to(data).as_posix(): read_text(path) for path in paths}
     return {path: files.digits(text) for path, text in tables.items() if path != "versions.csv"}
 
