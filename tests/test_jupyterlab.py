@@ -172,8 +172,10 @@ def visit(name, lab):
         else:
             has_widget = "chapter.explore" in "".join(sources(name))
             assert bool(try_dropdowns(page)) == has_widget
-        page.locator(".jp-RenderedMarkdown a[href*='.md']").last.click()
-        page.wait_for_function(f"(name) => ({PLACE})() !== name", arg=f"{name}.ipynb", timeout=WAIT)
+        links = page.locator(".jp-RenderedMarkdown a[href*='.md']")
+        if links.count():
+            links.last.click()
+            page.wait_for_function(f"(name) => ({PLACE})() !== name", arg=f"{name}.ipynb")
         page.evaluate(SHUTDOWN)
 
 
