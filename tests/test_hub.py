@@ -95,6 +95,7 @@ def ask(tmp_path, server):
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess:
         plain = {name: x for name, x in os.environ.items() if "proxy" not in name.lower()}
+        plain.pop("HF_HUB_OFFLINE", None)  # as in continuous integration
         cache = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.url, "NO_COLOR": "1"}
         return subprocess.run(
             [sys.executable, "-c", f"from towerlab.model import checkpoint, hub, loading; {code}"],

@@ -62,7 +62,10 @@ def table(mark: str, rows: pd.DataFrame) -> str:
     judged = rows[rows["claim"].isin([name for _, name in lines])]
     models = list(dict.fromkeys(judged["model"]))
     cells = {(row.claim, row.model): row for row in judged.itertuples()}
-    text = [["", *(escape(shown_name(model)) for model in models)], ["---"] * (len(models) + 1)]
+    text = [
+        ["statement", *(escape(shown_name(model)) for model in models)],
+        ["---"] * (len(models) + 1),
+    ]
     for title, name in lines:
         found = [cells.get((name, model)) for model in models]
         text.append([escape(title), *("–" if row is None else _cell(row) for row in found)])
