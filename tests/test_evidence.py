@@ -9,12 +9,12 @@ import pytest
 import xarray as xr
 from conftest import refused
 from twotowers import claims, evidence, head_selection
-from twotowers.book import Model
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import judge_claim
 from twotowers.head_selection import mean_over_sets
 from twotowers.heads import Head
+from twotowers.judged_model import JudgedModel
 
 LINE = {
     "id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention",
@@ -219,8 +219,8 @@ def model_of(attending, drawn, shape=(2, 3)):
         sets={"m": SETS},
         measured=lambda name, labels: {"m": xr.Dataset(variables, pairs)},
     )
-    model = Model.__new__(Model)
-    model.chapter, model.name, model.draw_random_sets = chapter, "m", drawn
+    model = JudgedModel.__new__(JudgedModel)
+    model.measurements, model.name, model.draw_random_sets = chapter, "m", drawn
     return model
 
 

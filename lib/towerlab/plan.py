@@ -24,7 +24,7 @@ from typing import Any
 import xarray as xr
 import yaml
 from twotowers import catalogue, claims, files
-from twotowers.book import LEARNED
+from twotowers.judged_model import LEARNED
 from twotowers.paths import book_folder, chapter_number, data_folder
 from twotowers.settings import Settings
 from twotowers.tables import read_csv, read_text

@@ -13,53 +13,32 @@ a chart, and `chapter.close()` writes the rows of evidence.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt
-import numpy as np
 import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import (
-    claims,
-    evidence,
-    explore,
-    files,
-    head_selection,
-    intervals,
-    pages,
-    paper_results,
-    strips,
-)
+from twotowers import claims, evidence, explore, files, intervals, pages, paper_results, strips
 from twotowers.claims import NOT_TESTABLE, Claim, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
-from twotowers.heads import Head, Heads
+from twotowers.heads import Head
+from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
 from twotowers.paper_results import Result
-from twotowers.settings import Settings, Template
+from twotowers.settings import Settings
 from twotowers.tables import shown_name
-
-DRAWS = 1000
-CHANCE, LEARNS = 0.5, 0.6
-"""Accuracy of guessing between two labels, and the accuracy below which a model does not learn the
-task (`Model.check_learned`)"""
-
-
-LEARNED = "learned"
-"""Claim that the model learns the task. All other claims are not testable on a model that does
-not."""
 
 
 def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
@@ -81,161 +60,6 @@ def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
     return Chapter(Settings.from_values({name: variables.get(name) for name in names}))
 
 
-def _selected(sets: Mapping[str, list[Head]], name: str) -> list[Head]:
-    """Return the heads of a set, or raise NotTestable if it is empty."""
-    if not sets.get(name):
-        raise NotTestable(f"the rule selects no heads for the set '{name}'")
-    return sets[name]
-
-
-@dataclass
-class Model:
-    """A model with the inputs of its claims: random sets of heads, and prompts.
-
-    Claims on single heads are cross-fit. Each split selects heads on other class pairs and label
-    pairs than the ones on which they are evaluated.
-
-        >>> model = open({"model": "smollm2-135m"}).models["smollm2-135m"]
-        >>> f"{model.accuracy:.0%}", str(model.template)
-        ('71% [63%, 78%]', 'k = 4, line break')
-
-    Attributes:
-        chapter: Chapter that has opened the model.
-        name: Name of the model.
-        heads: Measurement "heads" of the model.
-    """
-
-    chapter: Chapter
-    name: str
-    heads: xr.Dataset
-
-    @cached_property
-    def accuracy(self) -> intervals.Interval:
-        """Accuracy between the two labels on evaluation blocks, with its interval."""
-        return intervals.mean(self.heads["logit_difference"] > 0)
-
-    @property
-    def template(self) -> Template:
-        """Prompt template of the measurements: the given or otherwise the most accurate one."""
-        given = json.loads(self.heads.attrs["identity"])
-        if given["k"] and given["separator"]:  # then no other template needs a measurement
-            return Template(given["k"], given["separator"])
-        return head_selection.select_template(self.chapter.measured("templates")[self.name])
-
-    def check_learned(self) -> None:
-        """Check that the model learns the task.
-
-        A model learns the task if the interval of its accuracy is above CHANCE. Otherwise it does
-        not learn the task if the interval is below LEARNS, and in all other cases there are too few
-        class pairs to tell.
-
-        Raises:
-            NotTestable: If the model does not learn the task, or if there are too few class pairs.
-        """
-        if self.accuracy.low > CHANCE:
-            return
-        low, high = np.clip([self.accuracy.low, self.accuracy.high], 0, 1)
-        reason = "too few class pairs to tell whether it learns the task"
-        if high < LEARNS:
-            reason = "does not learn the task"
-        raise NotTestable(f"{reason}: accuracy {replace(self.accuracy, low=low, high=high):.0%}")
-
-    def draw_random_sets(self, heads: Heads, n_sets: int = DRAWS) -> list[list[Head]]:
-        """Return random sets that are matched to a set of heads.
-
-        Args:
-            heads: Heads to match.
-            n_sets: Number of random sets. The same set may occur more than once.
-        """
-        sizes = self.heads.attrs
-        every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
-        return head_selection.matched_sets(heads, every_head, sizes["key_value_heads"], n_sets)
-
-    def select(
-        self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None
-    ) -> tuple[xr.DataArray, xr.DataArray | None]:
-        """Return the values and the control by which a claim is judged.
-
-        Args:
-            claim: A line of data/claims.csv.
-            values: Over (prompt,) if the claim names no heads. Otherwise over (head_set, prompt),
-                measured for named sets; or over (prompt, layer, head), measured for single heads.
-                In the last case the claim is cross-fit, and random sets are drawn here.
-            control: The same values of random sets, over (head_set, random_set, prompt). Values of
-                random forms have no head_set.
-
-        Returns:
-            Values over (prompt,), and a control over (random_set, prompt) or None.
-
-        Raises:
-            NotTestable: If the rule selects no heads in this model, or if no selection block has
-                other classes and other labels.
-            TwoTowersError: If the set was not measured, or if the control is missing, is not needed
-                by the claim, or is of another kind.
-        """
-        is_single = bool(claim.heads) and {"layer", "head"} <= {*values.dims}
-        kind = "none" if control is None else "random sets"
-        if control is not None and "control" in control.coords:
-            kind = control["control"].item()
-        if claim.heads and not is_single:
-            values = self._of_set(claim.heads, values)
-            control = control if control is None else self._of_set(claim.heads, control)
-        expected = claim.control
-        if is_single and expected == "random sets":
-            expected = "none"  # random sets of single heads are drawn here
-        if kind != expected:
-            raise TwoTowersError(
-                f"wrong control '{kind}': expected '{expected}'; change control= or data/claims.csv"
-            )
-        if not is_single:
-            return values, control
-        of_heads, drawn = self._cross_fit(claim, values)
-        return of_heads, drawn if control is None else control
-
-    def _of_set(self, name: str, values: xr.DataArray) -> xr.DataArray:
-        """Return the values of a named set."""
-        if name in values.coords.get("head_set", ()):
-            return values.sel(head_set=name)
-        _selected(self.chapter.sets[self.name], name)
-        raise TwoTowersError(
-            f"missing set of heads '{name}': expected it in values and control; measure it"
-        )
-
-    def _cross_fit(
-        self, claim: Claim, values: xr.DataArray
-    ) -> tuple[xr.DataArray, xr.DataArray | None]:
-        """Return the values of cross-fit heads, and of random heads in their place, by prompt.
-
-        The prompts keep their order. Each split has its own heads, and each prompt is in one split.
-        """
-        values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
-        selection = self.chapter.measured("selection", labels="arbitrary")[self.name]
-        splits = []
-        for selects, evaluates in head_selection.cross_fit_splits(selection, values):
-            if not selects.sizes["prompt"]:
-                raise NotTestable(
-                    "no selection block has other classes and other labels; choose more "
-                    "selection_blocks"
-                )
-            sets = head_selection.head_sets(selects, self.chapter.settings.top_k)
-            splits.append((_selected(sets, claim.heads), evaluates))
-        chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
-        random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
-        # If a head is in several splits, the same random head replaces it in all of them.
-        replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
-        # Sorted, so that equal sets give equal numbers.
-        parts = [
-            head_selection.mean_over_sets(
-                evaluates,
-                [sorted(replacement[head] for head in heads) for replacement in replacements],
-            )
-            for heads, evaluates in splits
-        ]
-        joined = xr.concat(parts, "prompt").sortby("number").drop_vars("number")
-        control = joined.isel(random_set=slice(1, None)) if random else None
-        return joined.isel(random_set=0, drop=True), control
-
-
 class Chapter(Measurements):
     """Measurements of all models, claims and figures of one notebook.
 
@@ -253,17 +77,10 @@ class Chapter(Measurements):
         self.rows: list[EvidenceRow] = []
 
     @cached_property
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, JudgedModel]:
         """Every model whose answers on evaluation blocks are measured, by name."""
-        return {name: Model(self, name, heads) for name, heads in self.measured("heads").items()}
-
-    @cached_property
-    def sets(self) -> dict[str, dict[str, list[Head]]]:
-        """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
-        return {
-            model: head_selection.head_sets(data, self.settings.top_k)
-            for model, data in self.measured("selection").items()
-        }
+        heads = self.measured("heads")
+        return {name: JudgedModel(self, name, data) for name, data in heads.items()}
 
     def judge_claim(
         self,
@@ -281,7 +98,7 @@ class Chapter(Measurements):
         Args:
             claim: Id of a line of data/claims.csv.
             values: Values of every prompt by model, over the dimensions that the line needs
-                (`Model.select`).
+                (`JudgedModel.select`).
             denominator: Denominator (prompt,) by model, if the claim is about a share.
             control: The same values of random sets by model, with the additional dimension
                 `random_set`.
@@ -382,7 +199,7 @@ class Chapter(Measurements):
             n_sets: Number of sets to draw. Equal sets count once.
         """
         try:
-            heads = _selected(self.sets[model], name)
+            heads = selected(self.sets[model], name)
             sets = self.models[model].draw_random_sets(heads, n_sets)
         except NotTestable as error:
             pages.note(f"{model}: no random heads for comparison: {error}.")

@@ -14,14 +14,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import xarray as xr
 
-from twotowers import catalogue, files, pages
+from twotowers import catalogue, files, head_selection, pages
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import TwoTowersError
+from twotowers.heads import Head
 from twotowers.names import is_local, slug
 from twotowers.settings import Settings
 
@@ -78,6 +79,14 @@ class Measurements:
         """
         settings = self.settings.model_copy(update={"suite": suite})
         return importlib.import_module(BACKEND).Pipeline(settings)
+
+    @cached_property
+    def sets(self) -> dict[str, dict[str, list[Head]]]:
+        """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
+        return {
+            model: head_selection.head_sets(data, self.settings.top_k)
+            for model, data in self.measured("selection").items()
+        }
 
     def measured(
         self, name: str, suite: str | None = None, labels: str | None = None
