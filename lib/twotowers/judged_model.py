@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -164,10 +165,21 @@ class JudgedModel:
     def _cross_fit(
         self, claim: Claim, values: xr.DataArray
     ) -> tuple[xr.DataArray, xr.DataArray | None]:
-        """Return the values of cross-fit heads, and of random heads in their place, by prompt.
+        """Return the values of cross-fit heads, and of random heads in their place, by prompt."""
+        splits = self._splits(claim.heads, values)
+        chosen = list(dict.fromkeys(head for split in splits for head in split.heads))
+        effect = _mean_over_splits(splits, [dict(zip(chosen, chosen, strict=True))])
+        effect = effect.isel(random_set=0, drop=True)
+        if claim.control != "random sets":
+            return effect, None
+        # If a head is in several splits, the same random head replaces it in all of them.
+        replacements = [
+            dict(zip(chosen, heads, strict=True)) for heads in self.draw_random_sets(chosen)
+        ]
+        return effect, _mean_over_splits(splits, replacements)
 
-        The prompts keep their order. Each split has its own heads, and each prompt is in one split.
-        """
+    def _splits(self, name: str, values: xr.DataArray) -> list[Split]:
+        """Return cross-fit splits of the prompts, each with its own heads of a named set."""
         values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
         selection = self.measurements.measured("selection", labels="arbitrary")[self.name]
         splits = []
@@ -178,19 +190,28 @@ class JudgedModel:
                     "selection_blocks"
                 )
             sets = head_selection.head_sets(selects, self.measurements.settings.top_k)
-            splits.append((selected(sets, claim.heads), evaluates))
-        chosen = list(dict.fromkeys(head for heads, _ in splits for head in heads))
-        random = self.draw_random_sets(chosen) if claim.control == "random sets" else []
-        # If a head is in several splits, the same random head replaces it in all of them.
-        replacements = [dict(zip(chosen, heads, strict=True)) for heads in (chosen, *random)]
+            splits.append(Split(selected(sets, name), evaluates))
+        return splits
+
+
+class Split(NamedTuple):
+    """Prompts to evaluate, and the heads that other prompts select for them."""
+
+    heads: list[Head]
+    evaluates: xr.DataArray
+
+
+def _mean_over_splits(
+    splits: Sequence[Split], replacements: Sequence[Mapping[Head, Head]]
+) -> xr.DataArray:
+    """Return the mean over the heads of each split, over (random_set, prompt).
+
+    Each of `replacements` makes one set: it names the head in place of each selected head. The
+    prompts have the order of their coordinate `number`.
+    """
+    parts = []
+    for split in splits:
         # Sorted, so that equal sets give equal numbers.
-        parts = [
-            head_selection.mean_over_sets(
-                evaluates,
-                [sorted(replacement[head] for head in heads) for replacement in replacements],
-            )
-            for heads, evaluates in splits
-        ]
-        joined = xr.concat(parts, "prompt").sortby("number").drop_vars("number")
-        control = joined.isel(random_set=slice(1, None)) if random else None
-        return joined.isel(random_set=0, drop=True), control
+        sets = [sorted(replacement[head] for head in split.heads) for replacement in replacements]
+        parts.append(head_selection.mean_over_sets(split.evaluates, sets))
+    return xr.concat(parts, "prompt").sortby("number").drop_vars("number")
