@@ -3,10 +3,12 @@ imports one above it."""
 
 import ast
 import graphlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, sources
 
 LIB = ROOT / "lib"
@@ -113,3 +115,12 @@ def test_the_map_has_every_module():
     text = (ROOT / "CONTRIBUTING.md").read_text("utf8")
     stems = {path.stem for path in MODULES} - {"__init__"}
     assert [stem for stem in stems if f"`{stem}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_a_cell_fits_one_look(path):
+    cells = json.loads(path.read_text("utf8"))["cells"]
+    lines = [len(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert max(lines, default=0) <= 20

@@ -147,6 +147,16 @@ def test_figures_and_exhibits_show_what_is_pinned(built, request):
     assert both[~close].empty, both[~close].to_string()
 
 
+@pytest.mark.slow
+def test_readme_counts_what_random_heads_reach(built):
+    rows = evidence.read(BUILD / "evidence", claims.paper_results())
+    rows = rows[~rows["claim"].isin(claims.UNCOUNTED)]
+    agrees = rows["verdict"].str.startswith((claims.AGREES, claims.IN_PART))
+    compared = rows[agrees & (rows["n_random_sets"] >= evidence.MIN_RANDOM_SETS)]
+    reached = compared["verdict"].str.endswith(claims.NOT_SPECIFIC).sum()
+    assert f"in {reached} of {len(compared)} cases" in (ROOT / "README.md").read_text("utf8")
+
+
 def test_a_hundredth_of_an_interval_is_beyond_the_tolerances():
     golden = pd.read_csv(GOLDEN, dtype={"chapter": str}).dropna(subset="effect_low")
     step = np.maximum(2 * LOGITS, 0.01 * (golden["effect_high"] - golden["effect_low"]))
