@@ -1,6 +1,7 @@
 """pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed
 without a hash."""
 
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from unittest.mock import Mock
 
 import launch
+import nbformat
 import pytest
 import yaml
 from conftest import ROOT
@@ -211,23 +213,58 @@ RUNNABLE = [
 ]
 
 
-def test_the_first_cell_installs_the_book_on_colab_only(monkeypatch):
-    first = [NOTEBOOKS[name]["cells"][0] for name in RUNNABLE]
-    ((cell, *tags),) = {("".join(one["source"]), *one["metadata"]["tags"]) for one in first}
-    assert tags == ["remove-cell"]
+def test_colab_opens_a_copy_whose_first_cell_installs_the_book(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOK_REPOSITORY", "owner/name")
+    launch.write_copies(ROOT / "book", tmp_path)
+    copies = {path.stem: json.loads(path.read_text("utf8")) for path in tmp_path.iterdir()}
+    assert sorted(copies) == sorted(RUNNABLE)
+    for name, copy in copies.items():
+        nbformat.validate(copy)
+        install = copy["cells"].pop(0)
+        assert copy == NOTEBOOKS[name]
     shell = Mock()
-    monkeypatch.setattr("builtins.input", lambda words: "https://host/name")
     monkeypatch.setattr("os.chdir", shell.chdir)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    exec(cell, {})
-    assert not shell.mock_calls
-    monkeypatch.setitem(sys.modules, "google.colab", shell)
-    exec(cell, {"get_ipython": lambda: shell})
-    (clone,), (install,) = (call.args for call in shell.system.call_args_list)
-    assert clone == "git clone --depth=1 https://host/name /content/two-towers"
-    assert install.endswith("--editable '/content/two-towers[measure]'")
+    exec("".join(install["source"]), {"get_ipython": lambda: shell})
+    (clone,), (pip,) = (call.args for call in shell.system.call_args_list)
+    assert clone == "git clone --depth=1 https://github.com/owner/name /content/two-towers"
+    assert pip.endswith("--editable '/content/two-towers[measure]'")
     shell.chdir.assert_called_once_with("/content/two-towers/book")
     assert sys.path[0] == "/content/two-towers/lib"
+
+
+AS_US = "-c user.name=us -c user.email=us@localhost"
+
+
+def test_the_workflow_pushes_the_copies_as_a_branch_of_their_own(tmp_path, monkeypatch):
+    """The job's commands, in a clone whose remote is a folder."""
+    git = functools.partial(subprocess.run, check=True, capture_output=True, text=True)
+    hub, checkout = tmp_path / "hub", tmp_path / "checkout"
+    git(["git", "init", "--quiet", "--bare", hub])
+    shutil.copytree(ROOT / "book", checkout / "book")
+    for command in ("init --quiet", f"remote add origin {hub}", "add .", f"{AS_US} commit -qm all"):
+        git(["git", *command.split()], cwd=checkout)
+    job = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text())["jobs"]["colab"]
+    assert job["permissions"] == {"contents": "write"}
+    monkeypatch.setenv("RUNNER_TEMP", str(tmp_path))
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    git(["bash", "-e", "-c", job["steps"][-1]["run"]], cwd=checkout)
+    pushed = git(["git", "ls-tree", "-r", "--name-only", launch.COPIES], cwd=hub).stdout
+    assert pushed.split() == [f"book/{name}.ipynb" for name in sorted(RUNNABLE)]
+    assert git(["git", "rev-list", "--count", launch.COPIES], cwd=hub).stdout == "1\n"
+
+
+def test_the_button_of_colab_opens_the_copy(tmp_path):
+    app = Mock(srcdir=ROOT)
+    place = "colab.research.google.com/github/owner/name/blob"
+    context = {"header_buttons": [{"label": "launch-buttons", "buttons": [
+        {"url": f"https://{place}/main/book/03-mrr.ipynb"},
+        {"url": "https://mybinder.org/v2/gh/owner/name/main"}]}, {"label": "other"}]}  # fmt: skip
+    launch.adapt_buttons(app, "book/03-mrr", "", context, None)
+    urls = [button["url"] for button in context["header_buttons"][0]["buttons"]]
+    assert urls == [f"https://{place}/colab/book/03-mrr.ipynb", urls[1]] and "main" in urls[1]
+    launch.adapt_buttons(app, "book/scorecard", "", context, None)
+    assert context["header_buttons"] == [{"label": "other"}]
 
 
 @pytest.mark.parametrize("name", ["owner/name", ""])
@@ -242,7 +279,7 @@ def test_pages_have_launch_buttons_where_the_repository_is_known(name, monkeypat
 def test_the_playground_s_page_links_to_its_notebook(monkeypatch):
     monkeypatch.setenv("BOOK_REPOSITORY", "owner/name")
     page = launch.links((ROOT / "book/playground-page.md").read_text("utf8"))
-    assert "blob/main/book/playground.ipynb) or in JupyterLab" in page
+    assert "blob/colab/book/playground.ipynb) or in JupyterLab" in page
 
 
 def test_a_repository_of_another_form_is_refused(monkeypatch):

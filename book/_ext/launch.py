@@ -2,6 +2,11 @@
 
 `BOOK_REPOSITORY`, or `GITHUB_REPOSITORY` in a workflow, names the repository as owner/name. Without
 them, pages have no buttons and no links to these hosts.
+
+Colab opens a copy of the notebook, whose first cell installs the book. The copies are in a branch
+of their own, for which this file is also a script:
+
+    python book/_ext/launch.py FOLDER
 """
 
 from __future__ import annotations
@@ -9,10 +14,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
 BRANCH = "main"  # the branch whose pages .github/workflows/book.yml publishes
+COPIES = "colab"  # the branch of copies, which the same workflow pushes
+INSTALL = """# @title Install the book
+import os
+import sys
+
+get_ipython().system("git clone --depth=1 https://github.com/REPOSITORY /content/two-towers")
+get_ipython().system("pip install --quiet --editable '/content/two-towers[measure]'")
+os.chdir("/content/two-towers/book")
+sys.path.insert(0, "/content/two-towers/lib")  # this session does not see a new installation"""
+"""The first cell of a copy"""
 MARK = re.compile(r"<!-- open (\S+) -->")
 ADDRESS = "<!-- repository -->"
 
@@ -39,13 +55,38 @@ def links(text: str) -> str:
     """
     name = repository()
     text = text.replace(ADDRESS, f"https://github.com/{name}" if name else "ADDRESS")
-    binder, colab = (
-        f"{BINDER}/v2/gh/{name}/{BRANCH}?urlpath=lab/tree",
-        f"{COLAB}/github/{name}/blob",
-    )
-    return MARK.sub(
-        rf"on [Binder]({binder}/\1), on [Colab]({colab}/{BRANCH}/\1) or " if name else "", text
-    )
+    binder = f"{BINDER}/v2/gh/{name}/{BRANCH}?urlpath=lab/tree"
+    colab = f"{COLAB}/github/{name}/blob/{COPIES}"
+    services = rf"on [Binder]({binder}/\1), on [Colab]({colab}/\1) or "
+    return MARK.sub(services if name else "", text)
+
+
+def reads_evidence(notebook: dict) -> bool:
+    """Return whether a notebook needs the evidence of all chapters, so that it runs in no service.
+
+    Args:
+        notebook: Content of the notebook.
+    """
+    return bool(notebook["metadata"].get("twotowers", {}).get("evidence"))
+
+
+def write_copies(book: Path, folder: Path) -> None:
+    """Write the copies that Colab opens, with the cell that installs the book in front.
+
+    Args:
+        book: Folder of the notebooks.
+        folder: Folder for the copies.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = INSTALL.replace("REPOSITORY", repository()).splitlines(keepends=True)
+    for source in sorted(book.glob("*.ipynb")):
+        notebook = json.loads(source.read_text("utf8"))
+        if reads_evidence(notebook):
+            continue
+        cell = {"cell_type": "code", "execution_count": None, "id": "install", "outputs": []}
+        cell |= {"metadata": {"cellView": "form"}, "source": lines}
+        notebook["cells"].insert(0, cell)
+        (folder / source.name).write_text(json.dumps(notebook, indent=1), "utf8")
 
 
 def set_repository(app, config) -> None:
@@ -67,14 +108,21 @@ def set_repository(app, config) -> None:
         }
 
 
-def remove_buttons(app, pagename, templatename, context, doctree) -> None:
-    """Remove the buttons of a page that needs the evidence of all chapters."""
+def adapt_buttons(app, pagename, templatename, context, doctree) -> None:
+    """Let the button of Colab open the copy, and remove the buttons of a page that needs evidence.
+
+    The theme has one branch for all services.
+    """
     source = Path(app.srcdir) / f"{pagename}.ipynb"
-    if source.is_file():
-        metadata = json.loads(source.read_text("utf8"))["metadata"]
-        if metadata.get("twotowers", {}).get("evidence"):
-            buttons = context["header_buttons"]
-            context["header_buttons"] = [b for b in buttons if b["label"] != "launch-buttons"]
+    if not source.is_file():
+        return
+    buttons = context["header_buttons"]
+    if reads_evidence(json.loads(source.read_text("utf8"))):
+        context["header_buttons"] = [b for b in buttons if b["label"] != "launch-buttons"]
+        return
+    for button in [b for group in buttons for b in group.get("buttons", [])]:
+        if button.get("url", "").startswith(COLAB):
+            button["url"] = button["url"].replace(f"/blob/{BRANCH}/", f"/blob/{COPIES}/")
 
 
 def setup(app) -> dict:
@@ -84,5 +132,9 @@ def setup(app) -> dict:
         app: Application of Sphinx.
     """
     app.connect("config-inited", set_repository)
-    app.connect("html-page-context", remove_buttons, priority=900)  # after the theme
+    app.connect("html-page-context", adapt_buttons, priority=900)  # after the theme
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    write_copies(Path(__file__).parents[1], Path(sys.argv[1]))
