@@ -118,7 +118,7 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
 
 def test_sentences_have_no_words_of_the_other_class():
     with pytest.raises(NotTestable, match="only the word sets"):
-        paper_heads._paper_ablations(Pipeline(Settings(suite="sentences")))
+        paper_heads.recipe_paper_ablations(Pipeline(Settings(suite="sentences")))
 
 
 def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labels():

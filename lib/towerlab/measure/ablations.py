@@ -121,20 +121,32 @@ N_RANKED = 20
 """Number of first heads of either ranking from which the paper's twelve are taken in turn"""
 
 
-def _single_head_ablations(pipeline: Pipeline) -> Recipe:
+def recipe_single_head_ablations(pipeline: Pipeline) -> Recipe:
     """Ablate every head alone at the last position, on a quarter of the selection blocks.
 
     This gives the second list of the EMNLP version.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     design = pipeline.design
     blocks = design.blocks(max(1, pipeline.settings.selection_blocks // 4), SELECTION)
     return Recipe(single_head_ablations, design.encode(blocks), ("last",))
 
 
-def _ablations(pipeline: Pipeline) -> Recipe:
+def recipe_ablations(pipeline: Pipeline) -> Recipe:
     """Ablate the paper's twelve heads at all positions, and random sets matched to them.
 
     The EMNLP version does the same.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     single = pipeline.measured("single_head_ablations")["log_prob_lost"].mean("prompt")
     by_ablation = head_selection.top_heads(single, N_RANKED)
@@ -219,12 +231,26 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
     return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))
 
 
-def _knockouts(pipeline: Pipeline) -> Recipe:
+def recipe_knockouts(pipeline: Pipeline) -> Recipe:
     """Knock out attention below cuts spread over the layers.
 
     One of the cuts is at the layer of the first head by written logit difference.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     names = "by written logit difference", "by attribution"
     heads, *_ = present(pipeline.head_sets, *names).values()
     cuts = sorted({*default_cuts(pipeline.model.n_layers), min(heads).layer})
     return Recipe(knockouts, pipeline.design.intervention(), (cuts,))
+
+
+RECIPES = {
+    "single_head_ablations": recipe_single_head_ablations,
+    "ablations": recipe_ablations,
+    "knockouts": recipe_knockouts,
+}
+"""Measurement -> function of a pipeline that makes it"""

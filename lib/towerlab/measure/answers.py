@@ -67,11 +67,17 @@ ORDERS = 6
 demonstrations, evenly spread orders of more"""
 
 
-def _templates(pipeline: Pipeline) -> Recipe:
+def recipe_templates(pipeline: Pipeline) -> Recipe:
     """Measure answers on the selection blocks in every template that the model can read.
 
     Only the templates that may be chosen are measured. If the settings give k or the separator, it
     is not varied.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     settings = pipeline.settings
     ks = [settings.k] if settings.k else [k for k in KS if k <= head_selection.MAX_K]
@@ -80,10 +86,16 @@ def _templates(pipeline: Pipeline) -> Recipe:
     return Recipe(answers, _in_templates(pipeline, ks))
 
 
-def _demonstrations(pipeline: Pipeline) -> xr.Dataset:
+def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers on the selection blocks with up to eight demonstrations of each class.
 
     These are more demonstrations than a template may have. The answers are for Figure 1.1.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     templates = pipeline.measured("templates").drop_attrs()[["logit_difference"]]
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
@@ -103,16 +115,29 @@ def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     return encoded
 
 
-def _answers(pipeline: Pipeline) -> Recipe:
-    """Measure answers on 2.5 times as many evaluation blocks as the heads are measured on."""
+def recipe_answers(pipeline: Pipeline) -> Recipe:
+    """Measure answers on 2.5 times as many evaluation blocks as the heads are measured on.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     return Recipe(answers, pipeline.design.evaluation(2.5))
 
 
-def _factorial(pipeline: Pipeline) -> Recipe:
+def recipe_factorial(pipeline: Pipeline) -> Recipe:
     """Measure answers in a factorial design of orders, query classes and label assignments.
 
     Two blocks of every class pair are in up to ORDERS orders, with queries of either class, under
     both label assignments.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     # The query of the other class comes from another block of the pair.
     pairs = pipeline.design.repeatable(pipeline.design.class_pairs)
@@ -131,3 +156,12 @@ def spread_orders(prompt: Prompt) -> list[str]:
     """
     orders = patterns(prompt)
     return [orders[round(i)] for i in np.linspace(0, len(orders) - 1, min(ORDERS, len(orders)))]
+
+
+RECIPES = {
+    "templates": recipe_templates,
+    "demonstrations": recipe_demonstrations,
+    "answers": recipe_answers,
+    "factorial": recipe_factorial,
+}
+"""Measurement -> function of a pipeline that makes it"""

@@ -107,10 +107,16 @@ def _with_sums(
     return read_batches("attention exchanged", encoded, 2048, run)
 
 
-def _attention_exchanges(pipeline: Pipeline) -> Recipe:
+def recipe_attention_exchanges(pipeline: Pipeline) -> Recipe:
     """Measure answers with attention on labels exchanged between prompts of opposite bias.
 
     The heads are those by attribution, random sets that are matched to them, and all heads.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     check_one_can_go(pipeline.design)
     selected = present(pipeline.head_sets, "by attribution")
@@ -123,3 +129,7 @@ def _attention_exchanges(pipeline: Pipeline) -> Recipe:
         {NO_HEADS: [], ALL_HEADS: every_head, **selected},
         random_sets(pipeline, selected),
     )
+
+
+RECIPES = {"attention_exchanges": recipe_attention_exchanges}
+"""Measurement -> function of a pipeline that makes it"""

@@ -156,10 +156,16 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, tu
     } | {choice: (values, 1, 1) for choice, values in yardsticks(pair, words.tolist()).items()}
 
 
-def _chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
+def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers with demonstrations chosen by heads, by other similarities, and at random.
 
     There are three queries of each class, and two prompts for each query and choice.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     design, towers = pipeline.design, pipeline.measured("word_towers")
     label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
@@ -185,3 +191,7 @@ def _chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
             data = pipeline.make("chosen_demonstrations", recipe)[["logit_difference"]]
             parts.append(data.drop_vars(["text", "order"]).expand_dims({"choice": [choice]}))
     return joined(parts, "choice")
+
+
+RECIPES = {"chosen_demonstrations": recipe_chosen_demonstrations}
+"""Measurement -> function of a pipeline that makes it"""

@@ -135,7 +135,18 @@ def check_one_can_go(design: Design) -> None:
         )
 
 
-def _conditions(pipeline: Pipeline) -> Recipe:
-    """Measure attention and answers with one demonstration fewer, and in two orders."""
+def recipe_conditions(pipeline: Pipeline) -> Recipe:
+    """Measure attention and answers with one demonstration fewer, and in two orders.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     check_one_can_go(pipeline.design)
     return Recipe(conditions, pipeline.design.intervention())
+
+
+RECIPES = {"conditions": recipe_conditions}
+"""Measurement -> function of a pipeline that makes it"""

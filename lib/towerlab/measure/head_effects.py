@@ -216,14 +216,24 @@ def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     return torch.stack(torch.broadcast_tensors(*masks))
 
 
-def _head_effects(pipeline: Pipeline) -> xr.Dataset:
+def recipe_head_effects(pipeline: Pipeline) -> xr.Dataset:
     """Measure the attention difference, the effects and the routes of every head by itself.
 
     The effect of all heads together is also measured. Sentences are long, so on sentences only
     swapped attention is measured, and no routes.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
     contrasts = CONTRASTS if words else CONTRASTS[:1]
     alone = pipeline.make("head_effects", Recipe(single_head_effects, encoded, (contrasts,)))
     senders = head_selection.by_effect(alone, SENDERS) if words else []
     return alone.assign(pipeline.make("head_effects", Recipe(path_effects, encoded, (senders,))))
+
+
+RECIPES = {"head_effects": recipe_head_effects}
+"""Measurement -> function of a pipeline that makes it"""

@@ -136,13 +136,27 @@ def attention_sums(capture: Capture) -> Tensors:
     return dict(zip(SUMS, on_labels, strict=True))
 
 
-def _selection(pipeline: Pipeline) -> Recipe:
-    """Measure every head on the selection blocks, from which the sets of heads are chosen."""
+def recipe_selection(pipeline: Pipeline) -> Recipe:
+    """Measure every head on the selection blocks, from which the sets of heads are chosen.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     return Recipe(heads, pipeline.design.selection())
 
 
-def _heads(pipeline: Pipeline) -> Recipe:
-    """Measure attention and logit differences of every head on the evaluation blocks."""
+def recipe_heads(pipeline: Pipeline) -> Recipe:
+    """Measure attention and logit differences of every head on the evaluation blocks.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     return Recipe(heads, pipeline.design.evaluation())
 
 
@@ -181,15 +195,28 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     return observations("paper", encoded, increase, kind=KINDS)
 
 
-def _increases(pipeline: Pipeline) -> Recipe:
-    """Measure the paper's increase of every head and block on the evaluation blocks."""
+def recipe_increases(pipeline: Pipeline) -> Recipe:
+    """Measure the paper's increase of every head and block on the evaluation blocks.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def _increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
+def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     """Measure the paper's increase of every head on the selection blocks, with both norm scales.
 
     The final norm is frozen, or recomputed for each vector.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     encoded, parts = pipeline.design.selection(), []
     for norm in unembed.NORMS:
@@ -197,3 +224,12 @@ def _increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
         data = pipeline.make("increase_by_norm", recipe)[["increase"]]
         parts.append(data.expand_dims(norm=[norm]))
     return joined(parts, "norm")
+
+
+RECIPES = {
+    "selection": recipe_selection,
+    "heads": recipe_heads,
+    "increases": recipe_increases,
+    "increase_by_norm": recipe_increase_by_norm,
+}
+"""Measurement -> function of a pipeline that makes it"""

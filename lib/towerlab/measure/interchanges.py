@@ -134,10 +134,16 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
     return joined([of_kind(kind, list(group)) for kind, group in groups])
 
 
-def _interchanges(pipeline: Pipeline) -> Recipe:
+def recipe_interchanges(pipeline: Pipeline) -> Recipe:
     """Measure answers with queries, keys or values of heads taken from another prompt.
 
     The texts of both prompts have equal numbers of tokens, so the labels are at the same positions.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     design, tokenizer = pipeline.design, pipeline.model.tokenizer
     texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts)
@@ -149,3 +155,7 @@ def _interchanges(pipeline: Pipeline) -> Recipe:
     pairs = pairs_of(design.encode(blocks), tokenizer)
     sets = present(pipeline.head_sets, BY_ATTENTION)
     return Recipe(interchanges, pairs, (), sets, random_sets(pipeline, sets, AT_LAST))
+
+
+RECIPES = {"interchanges": recipe_interchanges}
+"""Measurement -> function of a pipeline that makes it"""

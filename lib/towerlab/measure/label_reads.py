@@ -184,10 +184,16 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
     return observations("query_key_vectors", encoded, arrays, **head_coordinates(heads))
 
 
-def _label_reads(pipeline: Pipeline) -> Recipe:
+def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     """Measure ranks, attention and OV logit differences of all sets of heads at labels.
 
     Random sets that are matched to the heads by attribution are also measured.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     name = "by attribution"
     random = random_sets(pipeline, {name: pipeline.head_sets[name]})[name]
@@ -196,8 +202,15 @@ def _label_reads(pipeline: Pipeline) -> Recipe:
     return Recipe(label_reads, pipeline.design.intervention(), (list(heads),))
 
 
-def _query_key_vectors(pipeline: Pipeline) -> Recipe:
-    """Measure queries and keys of the best head by attention and by written logit difference."""
+def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
+    """Measure queries and keys of the best head by attention and by written logit difference.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
     sets = pipeline.head_sets
     if not sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
@@ -345,12 +358,26 @@ def relations_of(
     }
 
 
-def _top_tokens(pipeline: Pipeline) -> xr.Dataset:
+def recipe_top_tokens(pipeline: Pipeline) -> xr.Dataset:
     """Measure the top words of three heads by attribution and of the two best by attention.
 
     The prompts are one block of every class pair.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     design, sets = pipeline.design, pipeline.head_sets
     heads = dict.fromkeys([*sets["by attribution"][:3], *sets["by attention"][:2]])
     encoded = design.encode(design.blocks(len(design.intervention_pairs), EVALUATION))
     return top_tokens(pipeline.model, list(heads), encoded)
+
+
+RECIPES = {
+    "label_reads": recipe_label_reads,
+    "query_key_vectors": recipe_query_key_vectors,
+    "top_tokens": recipe_top_tokens,
+}
+"""Measurement -> function of a pipeline that makes it"""

@@ -194,10 +194,16 @@ def _recency_shortcut(
     return Edit(heads, compute_z)
 
 
-def _mitigations(pipeline: Pipeline) -> Recipe:
+def recipe_mitigations(pipeline: Pipeline) -> Recipe:
     """Measure answers under each mitigation, in heads by attribution and in random sets.
 
     The prompts have one demonstration fewer, or one of two orders.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     design = pipeline.design
     check_one_can_go(design)
@@ -205,3 +211,7 @@ def _mitigations(pipeline: Pipeline) -> Recipe:
     changes = {name: change for name, change in CONDITIONS.items() if name != "plain"}
     control = random_sets(pipeline, sets, AT_LAST)
     return Recipe(remedied, design.intervention(), (changes,), sets, control)
+
+
+RECIPES = {"mitigations": recipe_mitigations}
+"""Measurement -> function of a pipeline that makes it"""

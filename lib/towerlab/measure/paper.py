@@ -278,11 +278,17 @@ def answers_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
     return observations("paper_balance", encoded, arrays, change=list(changes))
 
 
-def _paper(pipeline: Pipeline) -> xr.Dataset:
+def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
     """Measure increases on the paper's sets, ranks and attention in the heads by increase.
 
     The mean attention of all heads on labels is also measured, over the prompts that are changed in
     other measurements. A preview has only the two sets whose lists of heads the paper shows.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     design = pipeline.design
     encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
@@ -292,33 +298,59 @@ def _paper(pipeline: Pipeline) -> xr.Dataset:
     return data.assign(means_of_sets(data.isel(prompt=is_changed)))
 
 
-def _paper_balance(pipeline: Pipeline) -> Recipe:
+def recipe_paper_balance(pipeline: Pipeline) -> Recipe:
     """Measure answers on the paper's sets in both orders, with both label assignments.
 
     They show whether a model solves the task of these prompts.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     encoded = _prompts_to_change(pipeline.design, WORD_SETS)
     return Recipe(answers_in, encoded, (changes_named(COUNTERBALANCED),))
 
 
-def _paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
-    """Measure attention on the paper's sets in both orders, with both label assignments."""
+def recipe_paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
+    """Measure attention on the paper's sets in both orders, with both label assignments.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
+    """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
     data = _attention(pipeline, "paper_exchanges", sets, COUNTERBALANCED)
     return _of_listed_heads(pipeline, data).assign(means_of_sets(data))
 
 
-def _paper_queries(pipeline: Pipeline) -> xr.Dataset:
-    """Measure attention and answers on the paper's sets with queries of either class."""
+def recipe_paper_queries(pipeline: Pipeline) -> xr.Dataset:
+    """Measure attention and answers on the paper's sets with queries of either class.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
+    """
     if pipeline.settings.suite != "words":
         raise NotTestable("it needs words of the other class, which only the word sets have")
     return _of_listed_heads(pipeline, _attention(pipeline, "paper_queries", WORD_SETS, ASKED))
 
 
-def _paper_changes(pipeline: Pipeline) -> xr.Dataset:
+def recipe_paper_changes(pipeline: Pipeline) -> xr.Dataset:
     """Measure attention on the paper's first set with one demonstration fewer, and in all orders.
 
     The paper shows these changes on this set.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("figures 8 to 11 are about a set of words")
@@ -345,3 +377,13 @@ def _of_listed_heads(pipeline: Pipeline, data: xr.Dataset) -> xr.Dataset:
     """Return attention and answers with the prompts' sums of the heads that `paper` lists."""
     names = pipeline.measured("paper")["selected_head"].values.tolist()
     return of_some_heads(data, [*map(Head.parse, names)])
+
+
+RECIPES = {
+    "paper": recipe_paper,
+    "paper_balance": recipe_paper_balance,
+    "paper_exchanges": recipe_paper_exchanges,
+    "paper_queries": recipe_paper_queries,
+    "paper_changes": recipe_paper_changes,
+}
+"""Measurement -> function of a pipeline that makes it"""

@@ -196,10 +196,16 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
     return foo.isel(prompt=(foo["block"] < n).values).mean("prompt"), bar.mean("prompt")
 
 
-def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
+def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """Select and ablate the EMNLP version's twelve heads, foo-heads and bar-heads.
 
     Their attention and OV logit difference at labels are also measured.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("it needs words of the other class, which only the word sets have")
@@ -223,10 +229,16 @@ def _paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     )
 
 
-def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
+def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers and attention without and with the two mitigations in the twelve heads.
 
     The prompts have one demonstration fewer, or one of six orders.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
@@ -236,11 +248,17 @@ def _paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))
 
 
-def _dose(pipeline: Pipeline) -> xr.Dataset:
+def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     """Ablate the first 1, 3, 6 and 12 heads of three rankings, and random sets.
 
     The random sets have equal numbers of heads in the same layers as the sets of the interleaved
     ranking.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     lost = pipeline.measured("paper_ablations")["log_prob_lost"]
     foo, bar = _mean_increases(pipeline, "dose")
@@ -260,3 +278,11 @@ def _dose(pipeline: Pipeline) -> xr.Dataset:
         ranking=("ranking", list(ranked)),
         rank=("rank", range(1, max(DOSES) + 1)),
     )
+
+
+RECIPES = {
+    "paper_ablations": recipe_paper_ablations,
+    "paper_remedies": recipe_paper_remedies,
+    "dose": recipe_dose,
+}
+"""Measurement -> function of a pipeline that makes it"""

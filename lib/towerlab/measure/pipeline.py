@@ -113,7 +113,7 @@ def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
         Function of a pipeline.
     """
     module = importlib.import_module(f"towerlab.measure.{catalogue.row_of(name).module}")
-    return getattr(module, f"_{name}")
+    return module.RECIPES[name]
 
 
 @dataclass(frozen=True)

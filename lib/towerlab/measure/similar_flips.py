@@ -251,11 +251,17 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     return encoded
 
 
-def _similar_flips(pipeline: Pipeline) -> Recipe:
+def recipe_similar_flips(pipeline: Pipeline) -> Recipe:
     """Measure answers with the label of a similar or of a less similar demonstration exchanged.
 
     There are two quads of words of each class. In some heads, two words of the class get a common
     query.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     design, sets = pipeline.design, present(pipeline.head_sets, BY_ATTENTION)
     if design.template.k < 2:
@@ -263,3 +269,7 @@ def _similar_flips(pipeline: Pipeline) -> Recipe:
     heads = sets[BY_ATTENTION]
     encoded = quads_of_classes(design, pipeline.measured("word_towers"), heads)
     return Recipe(similar_flips, encoded, (), sets, random_sets(pipeline, sets))
+
+
+RECIPES = {"similar_flips": recipe_similar_flips}
+"""Measurement -> function of a pipeline that makes it"""

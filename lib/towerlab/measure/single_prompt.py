@@ -302,26 +302,44 @@ def from_heads(
     return out
 
 
-def _single_prompt(pipeline: Pipeline) -> xr.Dataset:
+def recipe_single_prompt(pipeline: Pipeline) -> xr.Dataset:
     """Measure increases, words, attention and the sweep of attention on the paper's own prompt.
 
     The increases are of blocks and heads; the words are of values, keys and query.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     return single_prompt(*case_of(pipeline))
 
 
-def _decomposition(pipeline: Pipeline) -> xr.Dataset:
+def recipe_decomposition(pipeline: Pipeline) -> xr.Dataset:
     """Take the paper's own prompt apart: sum of all parts, another order, positions, neurons.
 
     The inputs of these neurons from heads are also measured.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     return decomposition(*case_of(pipeline))
 
 
-def _label_increases(pipeline: Pipeline) -> Recipe:
+def recipe_label_increases(pipeline: Pipeline) -> Recipe:
     """Measure attention on labels and increase in the first prompts of the paper's own set.
 
     The heads are the first three heads, and all heads at most one layer away from one of them.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 needs a prompt of words")
@@ -330,3 +348,11 @@ def _label_increases(pipeline: Pipeline) -> Recipe:
     near = [head for head in heads if head.layer in layers]
     encoded = encoded_sets(pipeline.design, [CASE.dataset])[:PROMPTS]
     return Recipe(label_increases, encoded, (near,))
+
+
+RECIPES = {
+    "single_prompt": recipe_single_prompt,
+    "decomposition": recipe_decomposition,
+    "label_increases": recipe_label_increases,
+}
+"""Measurement -> function of a pipeline that makes it"""

@@ -295,10 +295,16 @@ def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.
     return joined(parts).sortby("block")
 
 
-def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
+def recipe_tower_grid(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers with queries and keys moved over a whole grid.
 
     The heads are those by attention, selected with other class pairs and label pairs.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     encoded = pipeline.design.intervention()
     directions = class_directions(pipeline.model, _directing(pipeline.design))
@@ -311,11 +317,17 @@ def _tower_grid(pipeline: Pipeline) -> xr.Dataset:
     return _grid_of_splits(pipeline, "tower_grid", splits)
 
 
-def _tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
+def recipe_tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers with queries and keys moved over a whole grid, in other lists of heads.
 
     The lists are the heads by attention, heads by increase, heads by attention without negative
     heads, and heads by attention along directions from prompts with other labels.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     k, encoded = pipeline.settings.top_k, pipeline.design.intervention()
     directions = class_directions(pipeline.model, _directing(pipeline.design))
@@ -331,11 +343,17 @@ def _tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
     return joined(grids, "head_set")
 
 
-def _tower_grid_random(pipeline: Pipeline) -> Recipe:
+def recipe_tower_grid_random(pipeline: Pipeline) -> Recipe:
     """Measure a small grid on few prompts, in the heads by attention and in random controls.
 
     The control has twenty random sets of heads along the class directions, then the heads by
     attention along twenty random directions.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
     """
     sets = present(pipeline.head_sets, BY_ATTENTION)
     directions = class_directions(pipeline.model, _directing(pipeline.design))
@@ -354,3 +372,11 @@ def _tower_grid_random(pipeline: Pipeline) -> Recipe:
         {BY_ATTENTION: random},
         drawn="random sets and directions",
     )
+
+
+RECIPES = {
+    "tower_grid": recipe_tower_grid,
+    "tower_grid_lists": recipe_tower_grid_lists,
+    "tower_grid_random": recipe_tower_grid_random,
+}
+"""Measurement -> function of a pipeline that makes it"""

@@ -425,11 +425,17 @@ def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> 
     return [head for head in heads if head not in taken][:k]
 
 
-def _word_towers(pipeline: Pipeline) -> xr.Dataset:
+def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     """Measure similarities of words by the queries and keys of every head.
 
     Each word of up to eight class pairs is asked in four prompts: up to 20 words of a class, or a
     fifth of the number of evaluation blocks. An included model is asked all of them.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
     """
     settings, design = pipeline.settings, pipeline.design
     if settings.suite != "words":
@@ -452,3 +458,7 @@ def _word_towers(pipeline: Pipeline) -> xr.Dataset:
     taken = {*shown[BY_ATTENTION], *attending}
     shown["other"] = [head for head in random if head not in taken]
     return word_towers(pipeline.model, contexts, vectors, shown, selected)
+
+
+RECIPES = {"word_towers": recipe_word_towers}
+"""Measurement -> function of a pipeline that makes it"""
