@@ -20,13 +20,20 @@ def best_pair(vectors: xr.Dataset) -> str:
         vectors: Measurement "query_key_vectors" of one head.
     """
     prompts = vectors[["class_pair", "query_class"]].reset_coords().to_dataframe()
-    n_classes = prompts.groupby("class_pair")["query_class"].nunique()
-    pairs = n_classes.index[n_classes == n_classes.max()]
-    some = vectors.isel(prompt=vectors["class_pair"].isin(pairs).values)
-    score = (some["query_vector"] * some["key_vector"]).sum("component")
+    query_classes = prompts.groupby("class_pair")["query_class"]
+    n_classes = query_classes.nunique()
+    has_most = n_classes == n_classes.max()
+    pairs = n_classes.index[has_most]
+    is_some = vectors["class_pair"].isin(pairs)
+    some = vectors.isel(prompt=is_some.values)
+    products = some["query_vector"] * some["key_vector"]
+    score = products.sum("component")
     is_true = some["is_true_label"].astype(bool)
-    true, false = (score.where(here).mean("demonstration") for here in (is_true, ~is_true))
-    return str((true - false).groupby(some["class_pair"]).mean().idxmax().item())
+    true = score.where(is_true).mean("demonstration")
+    false = score.where(~is_true).mean("demonstration")
+    difference = (true - false).groupby(some["class_pair"])
+    best = difference.mean().idxmax()
+    return str(best.item())
 
 
 def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
@@ -42,23 +49,36 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     Returns:
         Columns x, y, tower ("query" or "key") and class. Keys follow all queries.
     """
-    part = vectors.isel(prompt=(vectors["class_pair"] == pair).values)
-    first, second = pair.split("/")
-    other_class = xr.where(part["query_class"] == first, second, first)
-    is_true = part["is_true_label"].astype(bool)
-    key_classes = xr.where(is_true, part["query_class"], other_class)
-    key_classes = key_classes.transpose("prompt", "demonstration").values.ravel()
+    is_part = vectors["class_pair"] == pair
+    part = vectors.isel(prompt=is_part.values)
+    queries = part["query_vector"].transpose("prompt", "component")
     keys = part["key_vector"].stack(key=("prompt", "demonstration"))
-    queries = part["query_vector"].transpose("prompt", "component").values
-    towers = [queries, keys.transpose("key", "component").values]
-    scaled = np.concatenate([(tower - tower.mean(0)) / tower.std() for tower in towers])
-    components = np.linalg.svd(scaled, full_matrices=False)[2][:2]
-    x, y = components @ scaled.T
-    return pd.DataFrame(
-        {
-            "x": x,
-            "y": y,
-            "tower": ["query"] * len(queries) + ["key"] * len(key_classes),
-            "class": [*part["query_class"].values, *key_classes],
-        }
-    )
+    keys = keys.transpose("key", "component")
+    query_rows = _standardised(queries.values)
+    key_rows = _standardised(keys.values)
+    rows = np.concatenate([query_rows, key_rows])
+    _, _, components = np.linalg.svd(rows, full_matrices=False)
+    x, y = components[:2] @ rows.T
+    query_classes = part["query_class"].values
+    key_classes = _key_classes(part, pair)
+    table = pd.DataFrame({"x": x, "y": y})
+    table["tower"] = ["query"] * len(queries) + ["key"] * len(keys)
+    table["class"] = [*query_classes, *key_classes]
+    return table
+
+
+def _standardised(tower: np.ndarray) -> np.ndarray:
+    """Return vectors (row, component) around their mean, in units of one standard deviation."""
+    centred = tower - tower.mean(0)
+    return centred / tower.std()
+
+
+def _key_classes(vectors: xr.Dataset, pair: str) -> np.ndarray:
+    """Return the class of each demonstration, prompt by prompt."""
+    first, second = pair.split("/")
+    query_class = vectors["query_class"]
+    other_class = xr.where(query_class == first, second, first)
+    is_true = vectors["is_true_label"].astype(bool)
+    classes = xr.where(is_true, query_class, other_class)
+    classes = classes.transpose("prompt", "demonstration")
+    return classes.values.ravel()

@@ -33,33 +33,32 @@ def centred(similarity: Square) -> Square:
     """
     row, column, mean = _attractions(similarity)
     rest = similarity - mean - row - column
-    return rest * _different(similarity.shape[-1])
+    return rest * _different(similarity)
 
 
-def _different(n: int) -> np.ndarray:
-    """Return as booleans (n, n) which two of n words differ."""
+def _different(similarity: Square) -> np.ndarray:
+    """Return as booleans (asked, demonstrated) which two words differ."""
+    n = similarity.shape[-1]
     return ~np.eye(n, dtype=bool)
-
-
-def _diagonal(similarity: Square) -> np.ndarray:
-    """Return the similarities of same words, over (..., word)."""
-    return np.diagonal(similarity, axis1=-2, axis2=-1)
 
 
 def _attractions(similarity: Square) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the fit (row, column, mean) of similarities of different words, to be added."""
     n = similarity.shape[-1]
-    others = similarity * _different(n)
-    rows = others.sum(-1) / (n - 1)
-    columns = others.sum(-2) / (n - 1)
-    mean = rows.mean(-1, keepdims=True)
+    others = similarity * _different(similarity)
+    rows = others.sum(-1, keepdims=True) / (n - 1)
+    columns = others.sum(-2, keepdims=True) / (n - 1)
+    mean = rows.mean(-2, keepdims=True)
     if n == 2:
-        return 0 * rows[..., None], 0 * columns[..., None, :], mean[..., None]
-    scale = (n - 1) / (n * (n - 2))
+        return 0 * rows, 0 * columns, mean
+    own = n - 1
+    scale = own / (n * (n - 2))
     of_all = n * scale * mean
-    row = scale * ((n - 1) * rows + columns) - of_all
-    column = scale * ((n - 1) * columns + rows) - of_all
-    return row[..., None], column[..., None, :], mean[..., None]
+    weighted_rows = own * rows + np.swapaxes(columns, -1, -2)
+    weighted_columns = own * columns + np.swapaxes(rows, -1, -2)
+    row = scale * weighted_rows - of_all
+    column = scale * weighted_columns - of_all
+    return row, column, mean
 
 
 def correlation(first: Square, second: Square) -> np.ndarray:
@@ -69,11 +68,12 @@ def correlation(first: Square, second: Square) -> np.ndarray:
         first: Over (..., asked, demonstrated).
         second: Over the same dimensions.
     """
-    words = -2, -1
-    product = (first * second).sum(words)
-    squares = (first**2).sum(words) * (second**2).sum(words)
+    product = _sum(first * second)
+    first_squares = _sum(first**2)
+    second_squares = _sum(second**2)
+    size = np.sqrt(first_squares * second_squares)
     nothing = np.zeros_like(product)
-    return np.divide(product, np.sqrt(squares), out=nothing, where=squares > 0)
+    return np.divide(product, size, out=nothing, where=size > 0)
 
 
 def deviation(rest: Square) -> np.ndarray:
@@ -82,9 +82,20 @@ def deviation(rest: Square) -> np.ndarray:
     Args:
         rest: Over (..., asked, demonstrated).
     """
-    n = rest.shape[-1]
-    variance = (rest**2).sum((-2, -1)) / (n * (n - 1))
+    variance = _mean_of_different(rest**2)
     return np.sqrt(variance)
+
+
+def _sum(similarity: Square) -> np.ndarray:
+    """Return the sum over both dimensions of words."""
+    return similarity.sum((-2, -1))
+
+
+def _mean_of_different(similarity: Square) -> np.ndarray:
+    """Return the mean over pairs of different words of similarities that are 0 for same words."""
+    n = similarity.shape[-1]
+    n_pairs = n * (n - 1)
+    return _sum(similarity) / n_pairs
 
 
 def same_word_first(similarity: Square) -> np.ndarray:
@@ -98,8 +109,10 @@ def same_word_first(similarity: Square) -> np.ndarray:
     """
     _, column, _ = _attractions(similarity)
     without = similarity - column
-    others = np.where(_different(similarity.shape[-1]), without, -np.inf)
-    is_first = _diagonal(without) > others.max(-1)
+    same = np.diagonal(without, axis1=-2, axis2=-1)
+    different = _different(similarity)
+    others = np.where(different, without, -np.inf)
+    is_first = same > others.max(-1)
     return is_first.mean(-1)
 
 
@@ -113,19 +126,21 @@ def class_effects(similarity: Square) -> np.ndarray:
     Returns:
         Over (..., class): mean of different words of the class minus mean of the other class's.
     """
-    n = similarity.shape[-1] // 2
     effects = []
-    for own, other in _classes(n):
+    for own, other in _classes(similarity):
         same = similarity[..., own, own]
+        within = _mean_of_different(same * _different(same))
         different = similarity[..., own, other]
-        within = (same * _different(n)).sum((-2, -1)) / (n * (n - 1))
-        effects.append(within - different.mean((-2, -1)))
+        across = different.mean((-2, -1))
+        effects.append(within - across)
     return np.stack(effects, -1)
 
 
-def _classes(n: int) -> tuple[tuple[slice, slice], ...]:
-    """Return the places of the words of each class, n each, and of the other class."""
-    first, second = slice(n), slice(n, None)
+def _classes(similarity: Square) -> tuple[tuple[slice, slice], ...]:
+    """Return the places of the words of each class and of the other class, half of all words."""
+    half = similarity.shape[-1] // 2
+    first = slice(half)
+    second = slice(half, None)
     return (first, second), (second, first)
 
 
@@ -141,15 +156,15 @@ def class_auc(similarity: Square) -> np.ndarray:
     Returns:
         Over (..., class), the mean over queries of the class.
     """
-    n = similarity.shape[-1] // 2
     without = without_attraction(similarity)
     shares = []
-    for own, other in _classes(n):
+    for own, other in _classes(similarity):
         same = without[..., own, own, None]
         different = without[..., own, None, other]
         above = (1 + np.sign(same - different)) / 2
-        of_pairs = above.mean(-1) * _different(n)  # (..., asked, demonstrated)
-        shares.append(of_pairs.sum((-2, -1)) / (n * (n - 1)))
+        of_pairs = above.mean(-1)  # (..., asked, demonstrated)
+        share = _mean_of_different(of_pairs * _different(of_pairs))
+        shares.append(share)
     return np.stack(shares, -1)
 
 
@@ -161,9 +176,13 @@ def without_attraction(similarity: Square) -> Square:
     Args:
         similarity: As in `class_effects`.
     """
-    different = _different(similarity.shape[-1])
-    n = len(different) // 2
+    different = _different(similarity)
     others = similarity * different
-    means = [others[..., own, :].sum(-2) / different[own].sum(0) for own, _ in _classes(n)]
-    attraction = (means[0] + means[1]) / 2
+    means = []
+    for own, _ in _classes(similarity):
+        n_words = different[own].sum(0)
+        total = others[..., own, :].sum(-2)
+        means.append(total / n_words)
+    first, second = means
+    attraction = (first + second) / 2
     return similarity - attraction[..., None, :]

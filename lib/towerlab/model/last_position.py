@@ -35,7 +35,7 @@ from torch import Tensor
 
 from towerlab.model.attention import Attention, block_calls, reading_attention
 from towerlab.model.capture import TopAndLogProbs, capture, label_log_probs
-from towerlab.model.edits import PARTS, UNCHANGED, Edit, LayerState
+from towerlab.model.edits import UNCHANGED, Edit, LayerState
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Prompts
@@ -62,21 +62,26 @@ class LastPosition:
             batch: Prompts of one token length.
             include: Additional parts: see `capture`.
         """
-        self.model, self.batch = model, list(batch)
+        self.model = model
+        self.batch = list(batch)
         self.plain: dict[int, LayerState] = {}
         self._arguments: dict[int, list] = {}  # of the blocks, without hidden states
 
         def keep(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
-            (x, *self._arguments[layer]), last = calls.pop(layer), attention.last()
+            x, *self._arguments[layer] = calls.pop(layer)
             z = compute_z()
+            last = attention.last()
             # Copied: a part would hold the whole stream.
             last = last._replace(query=last.query.clone())
-            x = x[:, -1:].to(z.device, copy=True)
-            self.plain[layer] = LayerState(x, last, z[:, :, -1:].clone())
+            x = x[:, -1:]
+            x = x.to(z.device, copy=True)
+            last_z = z[:, :, -1:].clone()
+            self.plain[layer] = LayerState(x, last, last_z)
             return z
 
         layers = range(model.n_layers)
-        with block_calls(model, layers) as calls, reading_attention(model, layers, keep):
+        reading = reading_attention(model, layers, keep)
+        with block_calls(model, layers) as calls, reading:
             self.capture = capture(model, self.batch, include)
 
     def plain_answer(self) -> TopAndLogProbs:
@@ -100,8 +105,10 @@ class LastPosition:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
             label (edit, prompt, label).
         """
-        top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
-        log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
+        n_edits = len(edits)
+        n_prompts = len(self.batch)
+        top = torch.empty(n_edits, n_prompts, dtype=torch.long)
+        log_prob = torch.empty(n_edits, n_prompts, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
             top[chunk], log_prob[chunk] = self.answers_of(final)
         return top, log_prob
@@ -116,10 +123,16 @@ class LastPosition:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
             label (edit, prompt, label).
         """
-        some_versions = final.split(max(1, LOGIT_ROWS // len(self.batch)))
-        parts = [label_log_probs(final_logits(self.model, x), self.batch) for x in some_versions]
-        top, log_prob = map(torch.cat, zip(*parts, strict=True))
-        return top, log_prob
+        n_prompts = len(self.batch)
+        n_versions = max(1, LOGIT_ROWS // n_prompts)
+        top_parts = []
+        log_prob_parts = []
+        for versions in final.split(n_versions):
+            logits = final_logits(self.model, versions)
+            top, log_prob = label_log_probs(logits, self.batch)
+            top_parts.append(top)
+            log_prob_parts.append(log_prob)
+        return torch.cat(top_parts), torch.cat(log_prob_parts)
 
     def finals(
         self, edits: Sequence[Edit]
@@ -132,9 +145,13 @@ class LastPosition:
         Yields:
             Indices of some edits, and final residual streams under them (edit, batch, d_model).
         """
-        order = torch.tensor([edit.first_layer for edit in edits]).argsort(stable=True)
-        for chunk in order.split(max(1, MAX_ROWS // len(self.batch))):
-            yield chunk, self.final([edits[i] for i in chunk])
+        first_layers = torch.tensor([edit.first_layer for edit in edits])
+        order = first_layers.argsort(stable=True)
+        n_prompts = len(self.batch)
+        n_edits = max(1, MAX_ROWS // n_prompts)
+        for chunk in order.split(n_edits):
+            some_edits = [edits[i] for i in chunk]
+            yield chunk, self.final(some_edits)
 
     def final(
         self, edits: Sequence[Edit], around: Around = lambda *_: nullcontext()
@@ -150,13 +167,19 @@ class LastPosition:
         Returns:
             Final residual streams (edit, batch, d_model).
         """
-        rows = self.plain[edits[0].first_layer].x[:, :0]  # none yet
-        for layer in range(edits[0].first_layer, self.model.n_layers):
+        lowest = edits[0]
+        first_layer = lowest.first_layer
+        rows = self.plain[first_layer].x[:, :0]  # none yet
+        for layer in range(first_layer, self.model.n_layers):
             x = self.plain[layer].x
-            begin = sum(edit.first_layer == layer for edit in edits)
-            rows = torch.cat([rows.to(x.device), x.expand(-1, begin, -1)], 1)
+            n_begin = sum(edit.first_layer == layer for edit in edits)
+            new_rows = x.expand(-1, n_begin, -1)
+            rows = rows.to(x.device)
+            rows = torch.cat([rows, new_rows], 1)
+            n_rows = rows.shape[1]
+            begun = edits[:n_rows]
             with around(layer, rows):
-                rows = self.block(layer, rows, edits[: rows.shape[1]])
+                rows = self.block(layer, rows, begun)
         return rows.transpose(0, 1)
 
     def block(
@@ -174,36 +197,67 @@ class LastPosition:
         Returns:
             Outputs of the block (batch, edit, d_model).
         """
-        plain, n = self.plain[layer].attention, rows.shape[1]
-
-        def with_plain(own: Attention, mask: Tensor) -> Attention:
-            """Return the attention of rows, whose own position follows those of the plain run."""
-            key = torch.cat([plain.key[:, :, :-1], own.key], 2)
-            value = torch.cat([plain.value[:, :, :-1], own.value], 2)
-            return own._replace(key=key, value=value, mask=mask)
+        plain = self.plain[layer].attention
+        _, _, n_positions, _ = plain.key.shape
+        _, n_rows, _ = rows.shape
 
         def attend(layer: int, own: Attention, _) -> Tensor:
-            others = plain.mask[..., :-1].expand(-1, 1, n, -1)
-            itself = torch.eye(n, dtype=torch.bool, device=others.device)
-            mask = torch.cat([others, itself.expand(len(others), 1, -1, -1)], -1)
-            z = with_plain(own, mask).z()
+            mask = _mask_of_rows(plain, n_rows)
+            attention = _after_plain(plain, own, mask)
+            z = attention.z()
             for i, edit in enumerate(edits):
                 if edit.heads_of(layer):
                     row = slice(i, i + 1)
-                    parts = {name: getattr(own, name)[:, :, row] for name in PARTS.values()}
-                    attention = with_plain(own._replace(**parts), plain.mask)
-                    edit.apply(layer, LayerState(rows[:, row], attention, z[:, :, row]))
+                    attention = _after_plain(plain, _row_of(own, row), plain.mask)
+                    x = rows[:, row]
+                    z_of_row = z[:, :, row]
+                    state = LayerState(x, attention, z_of_row)
+                    edit.apply(layer, state)
             return z
 
         def last_of(x: Tensor) -> Tensor:
-            """Return positions, cosines or sines for n rows of the last position.
+            """Return positions, cosines or sines for the rows, which are at the last position.
 
             Masks stay as they are, because `attend` has its own.
             """
-            is_mask = x.shape[1] != plain.key.shape[2]
-            return x if is_mask else x[:, -1:].expand(-1, n, *x.shape[2:])
+            _, length, *rest = x.shape
+            is_mask = length != n_positions
+            if is_mask:
+                return x
+            last = x[:, -1:]
+            return last.expand(-1, n_rows, *rest)
 
         args, kwargs = recursively_apply(last_of, self._arguments[layer])
         with reading_attention(self.model, [layer], attend):
             output = self.model.blocks[layer](rows, *args, **kwargs)
-        return output[0] if isinstance(output, tuple) else output
+        if isinstance(output, tuple):
+            return output[0]
+        return output
+
+
+def _row_of(attention: Attention, row: slice) -> Attention:
+    """Return a row's query, key and value."""
+    return attention._replace(
+        query=attention.query[:, :, row],
+        key=attention.key[:, :, row],
+        value=attention.value[:, :, row],
+    )
+
+
+def _after_plain(plain: Attention, own: Attention, mask: Tensor) -> Attention:
+    """Return the attention of rows, whose own position follows those of the plain run."""
+    plain_key = plain.key[:, :, :-1]
+    plain_value = plain.value[:, :, :-1]
+    key = torch.cat([plain_key, own.key], 2)
+    value = torch.cat([plain_value, own.value], 2)
+    return own._replace(key=key, value=value, mask=mask)
+
+
+def _mask_of_rows(plain: Attention, n_rows: int) -> Tensor:
+    """Return the positions that rows may attend to: those of the plain run, and each row itself."""
+    mask = plain.mask[..., :-1]
+    n_prompts = len(mask)
+    others = mask.expand(-1, 1, n_rows, -1)
+    itself = torch.eye(n_rows, dtype=torch.bool, device=mask.device)
+    itself = itself.expand(n_prompts, 1, -1, -1)
+    return torch.cat([others, itself], -1)

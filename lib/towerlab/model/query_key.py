@@ -28,10 +28,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from towerlab.model.attention import Attention
-from towerlab.model.model import Model, add_bias, apply_norm
+from towerlab.model.model import Model, add_bias, apply_norm, softcapped, widen
+
+QUERY = 0
+"""Number of W_Q in `Model.projection`"""
+KEY = 1
+"""Number of W_K in `Model.projection`"""
 
 
 def queries(
@@ -50,7 +54,8 @@ def queries(
     Returns:
         Queries (*rows, head, d_head).
     """
-    return _projected(model, layer, 0, normed) * model.score_scaling(layer)
+    unscaled = _projected(model, layer, QUERY, normed)
+    return unscaled * model.score_scaling(layer)
 
 
 def keys(
@@ -68,22 +73,36 @@ def keys(
     Returns:
         Keys (*rows, kv_head, d_head).
     """
-    return _projected(model, layer, 1, normed)
+    return _projected(model, layer, KEY, normed)
 
 
-def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
-    """Return vectors after the linear map of every head."""
-    return add_bias(torch.einsum("...d,hkd->...hk", x, weight.to(x.device)), bias)
+def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Return vectors (*rows, head, d_head) after the linear map of every head."""
+    weight = weight.to(x.device)
+    products = torch.einsum("...d,hkd->...hk", x, weight)
+    return add_bias(products, bias)
 
 
 def _projected(model: Model, layer: int, which: int, normed: Tensor) -> Tensor:
-    """Return queries (0) or keys (1), after their norm if there is one."""
-    v = _through(*model.projection(layer, which), normed)
-    if not (name := model.architecture.head_norms[which]):
+    """Return queries or keys, after their norm if there is one."""
+    weight, bias = model.projection(layer, which)
+    v = _through(weight, bias, normed)
+    norm = _head_norm(model, layer, which)
+    if norm is None:
         return v
-    norm = model.part(layer, "attention").get_submodule(name)
-    together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
-    return apply_norm(norm, together).reshape(v.shape)
+    width = len(norm.weight)  # of one head, or of all heads together
+    together = v.flatten(-2)
+    rows = together.unflatten(-1, (-1, width))
+    return apply_norm(norm, rows).reshape(v.shape)
+
+
+def _head_norm(model: Model, layer: int, which: int) -> nn.Module | None:
+    """Return the norm of queries or keys, if the model has one."""
+    name = model.architecture.head_norms[which]
+    if not name:
+        return None
+    attention = model.part(layer, "attention")
+    return attention.get_submodule(name)
 
 
 def rotated(
@@ -105,28 +124,60 @@ def rotated(
     """
     if not model.rotates(layer):
         return v
-    cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
-    n = 2 * cos.shape[-1]
-    # Neighbours form a pair, or the numbers at one place of both halves.
-    sizes, pair = ((-1, 2), -1) if model.architecture.rotates_neighbours else ((2, -1), -2)
-    first, second = v[..., :n].unflatten(-1, sizes).unbind(pair)
-    turned = first * cos - second * sin, second * cos + first * sin
-    return torch.cat((torch.stack(turned, pair).flatten(-2), v[..., n:]), -1)
+    cos, sin = _cos_sin(model, layer, positions)
+    cos = cos.to(v)
+    sin = sin.to(v)
+    n_rotated = 2 * cos.shape[-1]
+    kept = v[..., n_rotated:]
+    first, second = _split_pairs(model, v[..., :n_rotated])
+    first_turned = first * cos - second * sin
+    second_turned = second * cos + first * sin
+    turned = _join_pairs(model, first_turned, second_turned)
+    return torch.cat((turned, kept), -1)
+
+
+def _split_pairs(model: Model, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the second number of each rotated pair.
+
+    Neighbours form a pair, or the numbers at one place of both halves.
+    """
+    if model.architecture.rotates_neighbours:
+        even = v[..., ::2]
+        odd = v[..., 1::2]
+        return even, odd
+    first, second = v.chunk(2, -1)
+    return first, second
+
+
+def _join_pairs(model: Model, first: Tensor, second: Tensor) -> Tensor:
+    """Return the numbers of all pairs at their places: the inverse of `_split_pairs`."""
+    axis = -1 if model.architecture.rotates_neighbours else -2
+    pairs = torch.stack((first, second), axis)
+    return pairs.flatten(-2)
 
 
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the model's own cosines and sines, in its dtype, for the rotated pairs of a head."""
-    if not model.architecture.rotary:  # GPT-J: sines, then cosines
+    architecture = model.architecture
+    if not architecture.rotary:  # GPT-J: sines, then cosines
         table = model.part(layer, "attention").embed_positions
-        sin, cos = table[positions.to(table.device)].chunk(2, -1)
+        angles = table[positions.to(table.device)]
+        sin, cos = angles.chunk(2, -1)
         return cos, sin
-    rotary = model.hf.get_submodule(model.architecture.rotary)
-    kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
-    like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
-    both = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
-    # Every angle is there twice, once for each half.
-    cos, sin = (x.reshape(*positions.shape, -1).chunk(2, -1)[0] for x in both)
-    return cos, sin
+    rotary = model.hf.get_submodule(architecture.rotary)
+    device = next(rotary.buffers()).device
+    like = torch.empty(0, dtype=model.dtype, device=device)
+    row = positions.reshape(1, -1)
+    arguments = [like, row.to(device)]
+    if architecture.rotary_by_kind:
+        kind = model.config.layer_types[layer]
+        arguments.append(kind)
+    cos, sin = rotary(*arguments)
+    n_pairs = cos.shape[-1] // 2  # every angle is there twice, once for each half
+    shape = *positions.shape, n_pairs
+    cos = cos[..., :n_pairs]
+    sin = sin[..., :n_pairs]
+    return cos.reshape(shape), sin.reshape(shape)
 
 
 def last_scores(
@@ -144,12 +195,17 @@ def last_scores(
     Returns:
         Scores (nats; batch, head, position).
     """
-    positions = torch.arange(normed.shape[1], device=normed.device)
-    query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
-    key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
+    n_positions = normed.shape[1]
+    positions = torch.arange(n_positions, device=normed.device)
+    last = normed[:, -1]
+    query = queries(model, layer, last)
+    query = rotated(model, layer, query, positions[-1])
+    key = keys(model, layer, normed).transpose(1, 2)
+    key = rotated(model, layer, key, positions)
+    key = model.for_query_heads(key)
+    products = torch.einsum("bhk,bhpk->bhp", widen(query), widen(key))
     softcap = getattr(model.config, "attn_logit_softcapping", None)
-    visible = torch.ones_like(positions, dtype=torch.bool)
-    return Attention(query[:, :, None], key, key, visible, 1.0, softcap).scores()[:, :, 0]
+    return softcapped(products, softcap)
 
 
 def query_in_input_space(
@@ -176,12 +232,18 @@ def query_in_input_space(
     Returns:
         Vectors in the input space of W_K (batch, d_model).
     """
-    (weight, bias), kv_head = model.projection(layer, 1), model.value_head(head)
-    if name := model.architecture.head_norms[1]:
-        norm = model.norm(model.part(layer, "attention").get_submodule(name))
-        gain = norm.gain.unflatten(0, (-1, model.d_head))
-        together = len(gain) > 1  # one norm of all heads, or of each by itself
+    weight, bias = model.projection(layer, KEY)
+    kv_head = model.value_head(head)
+    key_norm = _head_norm(model, layer, KEY)
+    if key_norm is not None:
+        norm = model.norm(key_norm)
+        gains = norm.gain.unflatten(0, (-1, model.d_head))
         key = _through(weight, bias, normed)
-        scale = norm.scale(key.flatten(-2) if together else key[:, kv_head])
-        query = query * gain[kv_head if together else 0].to(query) / scale[:, None]
+        if len(gains) > 1:  # one norm of all heads
+            gain = gains[kv_head]
+            scale = norm.scale(key.flatten(-2))
+        else:  # a norm of each head by itself
+            gain = gains[0]
+            scale = norm.scale(key[:, kv_head])
+        query = query * gain.to(query) / scale[:, None]
     return query @ weight[kv_head].to(query)

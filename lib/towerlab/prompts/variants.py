@@ -21,6 +21,9 @@ import numpy as np
 
 from towerlab.prompts.prompt import Prompt
 
+SEED = [0, 61]
+"""Seed of the other queries. It never changes, so that measurements stay as they are"""
+
 
 def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
     """Return the prompt without its last true demonstration (v1 section 5.1).
@@ -32,8 +35,10 @@ def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
     Returns:
         The shorter prompt.
     """
+    letter = "T" if kind else "F"
+    place = prompt.order.rindex(letter)
     demonstrations = list(prompt.demonstrations)
-    del demonstrations[prompt.order.rindex("FT"[kind])]
+    del demonstrations[place]
     return replace(prompt, demonstrations=demonstrations)
 
 
@@ -47,10 +52,11 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     Returns:
         The prompt, with true and false demonstrations each in their own order.
     """
-    places = {
-        kind: iter([i for i, letter in enumerate(prompt.order) if letter == kind]) for kind in "TF"
-    }
-    reordered = [prompt.demonstrations[next(places[kind])] for kind in pattern]
+    demonstrations = prompt.demonstrations
+    true = (d for d in demonstrations if d.label == prompt.true_label)
+    false = (d for d in demonstrations if d.label != prompt.true_label)
+    unused = {"T": true, "F": false}
+    reordered = [next(unused[letter]) for letter in pattern]
     return replace(prompt, demonstrations=reordered)
 
 
@@ -64,10 +70,12 @@ def patterns(prompt: Prompt) -> list[str]:
         Patterns: 6 of 2 + 2 demonstrations.
     """
     places = range(len(prompt.is_true))
-    return [
-        "".join("FT"[place in true_places] for place in places)
-        for true_places in combinations(places, sum(prompt.is_true))
-    ]
+    n_true = sum(prompt.is_true)
+    found = []
+    for true_places in combinations(places, n_true):
+        letters = ["T" if place in true_places else "F" for place in places]
+        found.append("".join(letters))
+    return found
 
 
 def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
@@ -81,7 +89,8 @@ def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
     Returns:
         The prompt with the query.
     """
-    label = next(d.label for d in prompt.demonstrations if d.cls == cls)
+    same_class = (d for d in prompt.demonstrations if d.cls == cls)
+    label = next(same_class).label
     return replace(prompt, query=query, query_class=cls, true_label=label)
 
 
@@ -94,9 +103,11 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     Returns:
         The prompt with the same texts.
     """
-    other = dict(zip(prompt.labels, reversed(prompt.labels), strict=True))
+    first, second = prompt.labels
+    other = {first: second, second: first}
     demonstrations = [replace(d, label=other[d.label]) for d in prompt.demonstrations]
-    return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
+    true_label = other[prompt.true_label]
+    return replace(prompt, demonstrations=demonstrations, true_label=true_label)
 
 
 def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
@@ -113,18 +124,32 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     Returns:
         Prompts, block by block.
     """
-    rng, variants = np.random.default_rng([0, 61]), []
-    texts = dict.fromkeys(  # with their classes, each text once
-        pair
-        for p in blocks
-        for pair in ((p.query, p.query_class), *((d.text, d.cls) for d in p.demonstrations))
-    )
-    for prompt in {p.block: p for p in reversed(blocks)}.values():
+    rng = np.random.default_rng(SEED)
+    texts = _texts_and_classes(blocks)
+    variants = []
+    # The last block comes first: the draws depend on the order.
+    firsts = {p.block: p for p in reversed(blocks)}
+    for prompt in firsts.values():
         shown = {d.text for d in prompt.demonstrations}
-        other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
+        classes = {d.cls for d in prompt.demonstrations}
+        (other,) = classes - {prompt.query_class}
         unused = [text for text, cls in texts if cls == other and text not in shown]
-        queries = (prompt.query, prompt.query_class), (unused[rng.integers(len(unused))], other)
-        for pattern, (query, cls) in product(orders, queries):
-            variant = with_query(in_order(prompt, pattern), query, cls)
-            variants += [variant, exchanged_labels(variant)]
+        text = unused[rng.integers(len(unused))]
+        own_query = prompt.query, prompt.query_class
+        other_query = text, other
+        for pattern, query in product(orders, (own_query, other_query)):
+            reordered = in_order(prompt, pattern)
+            variant = with_query(reordered, *query)
+            exchanged = exchanged_labels(variant)
+            variants += [variant, exchanged]
     return sorted(variants, key=lambda p: p.block)
+
+
+def _texts_and_classes(prompts: Sequence[Prompt]) -> list[tuple[str, str]]:
+    """Return all texts of prompts with their classes, each once, in their order."""
+    found = []
+    for p in prompts:
+        found.append((p.query, p.query_class))
+        for d in p.demonstrations:
+            found.append((d.text, d.cls))
+    return list(dict.fromkeys(found))
