@@ -30,7 +30,10 @@ from twotowers.settings import Template
 
 HEADS_PER_SET = 5
 MAX_K = 4
-MIN_ATTENTION_DIFFERENCE, MIN_WRITTEN = 0.02, 0.1
+MIN_ATTENTION_DIFFERENCE = 0.02
+MIN_WRITTEN = 0.1
+SEED = [0, 44]
+"""Seed of random sets and lists. It never changes, so that controls stay as they are"""
 RANDOM_LISTS = 1000
 """Number of random lists that a list is compared with"""
 SINGLE_HEADS = 20
@@ -52,9 +55,12 @@ def select_template(templates: xr.Dataset) -> Template:
         templates: Measurement "templates": `top_answer` over prompts with coordinates k and
             separator.
     """
-    table = (templates["top_answer"] == 0).to_dataframe("is_top")
-    table = table[table["k"] <= max(MAX_K, table["k"].min())]
-    accuracies = table.groupby(["k", "separator"])["is_top"].mean()
+    is_top = templates["top_answer"] == 0
+    table = is_top.to_dataframe("is_top")
+    max_k = max(MAX_K, table["k"].min())
+    table = table[table["k"] <= max_k]
+    groups = table.groupby(["k", "separator"])
+    accuracies = groups["is_top"].mean()
     k, separator = accuracies.idxmax()  # groups are sorted: of equal accuracies, the smallest k
     return Template(int(k), str(separator))
 
@@ -68,9 +74,9 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
     Returns:
         Over (prompt, layer, head), in [-1, 1].
     """
-    return (
-        heads["attention"].where(heads["is_true_label"], -heads["attention"]).sum("demonstration")
-    )
+    attention = heads["attention"]
+    signed = attention.where(heads["is_true_label"], -attention)
+    return signed.sum("demonstration")
 
 
 def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset:
@@ -80,7 +86,9 @@ def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset
         heads: Measurement "heads" or "selection".
         increase_by_norm: Measurement "increase_by_norm".
     """
-    return heads.assign(increase=increase_by_norm["increase"].sel(norm="frozen", drop=True))
+    increase = increase_by_norm["increase"]
+    frozen = increase.sel(norm="frozen", drop=True)
+    return heads.assign(increase=frozen)
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -93,11 +101,12 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
         Means over prompts (layer, head). A larger value means a higher rank.
     """
     heads = heads.assign(attention_difference=attention_difference(heads))
-    return {
-        name: heads[variable].mean("prompt")
-        for name in RANKINGS
-        if (variable := name.replace(" ", "_")) in heads
-    }
+    means = {}
+    for name in RANKINGS:
+        variable = name.replace(" ", "_")
+        if variable in heads:
+            means[name] = heads[variable].mean("prompt")
+    return means
 
 
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
@@ -115,8 +124,11 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
         minimum: Lower bound, which every value exceeds.
     """
     values = ranking.transpose("layer", "head").to_series()
-    best = values.sort_values(ascending=False, kind="stable")[:k]
-    return [Head(*map(int, indices)) for indices in best.index[best > minimum]]
+    descending = values.sort_values(ascending=False, kind="stable")
+    best = descending[:k]
+    exceeds = best > minimum
+    indices = best.index[exceeds]
+    return [Head(int(layer), int(head)) for layer, head in indices]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -127,7 +139,12 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
         k: Number of heads.
     """
     flat = values.stack(layer_and_head=("layer", "head"))
-    return values >= flat.reduce(lambda x, axis: np.sort(x, axis).take(-k, axis), "layer_and_head")
+
+    def kth_largest(x: np.ndarray, axis: int) -> np.ndarray:
+        ascending = np.sort(x, axis)
+        return ascending.take(-k, axis)
+
+    return values >= flat.reduce(kth_largest, "layer_and_head")
 
 
 def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]]:
@@ -154,9 +171,9 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         effects: Measurement "head_effects".
         k: Number of heads.
     """
-    return top_heads(
-        abs(effects["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k
-    )
+    effect = effects["effect"].sel(contrast="attention swapped", drop=True)
+    mean = effect.mean("prompt")
+    return top_heads(abs(mean), k)
 
 
 def matched_sets(
@@ -182,23 +199,39 @@ def matched_sets(
             f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
             "choose a smaller top_k"
         )
-    rng, sets = np.random.default_rng([0, 44]), []
+    rng = np.random.default_rng(SEED)
+    sets = []
     for _ in range(n_sets):
-        pools = [rng.permutation(np.flatnonzero(in_layer)).tolist() for in_layer in free]
-        drawn = []
-        for layer, _ in heads:
-            layers = [i for i, pool in enumerate(pools) if pool]
-            nearest = min(layers, key=lambda i: (abs(i - layer), -i))
-            drawn.append(Head(nearest, pools[nearest].pop()))
-        sets.append(drawn)
+        pools = _shuffled_pools(rng, free)
+        sets.append([_take_nearest(pools, layer) for layer, _ in heads])
     return sets
+
+
+def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> list[list[int]]:
+    """Return the numbers of the free heads of each layer, in random orders."""
+    pools = []
+    for in_layer in free:
+        numbers = np.flatnonzero(in_layer)
+        pools.append(rng.permutation(numbers).tolist())
+    return pools
+
+
+def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
+    """Take a head out of the nearest pool that is not empty, of two the one above."""
+    layers = [i for i, pool in enumerate(pools) if pool]
+    nearest = min(layers, key=lambda i: (abs(i - layer), -i))
+    number = pools[nearest].pop()
+    return Head(nearest, number)
 
 
 def _outside_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
     """Return as booleans (layer, head) the measured heads outside the heads' key-value groups."""
-    free, group = measured.copy(), measured.shape[1] // n_key_value_heads
+    free = measured.copy()
+    n_heads = measured.shape[1]
+    size = n_heads // n_key_value_heads
     for layer, head in heads:
-        free[layer, head // group * group :][:group] = False
+        first = head // size * size
+        free[layer, first : first + size] = False
     return free
 
 
@@ -228,10 +261,13 @@ def random_lists(
     """
     free = _outside_groups(heads, measured, n_key_value_heads)
     if len(heads) == 1:
-        layers_and_heads = np.argwhere(free).tolist()
-        nearest = sorted(layers_and_heads, key=lambda place: abs(place[0] - heads[0].layer))
-        return [[Head(*place)] for place in nearest[:SINGLE_HEADS]]
-    return _draw_lists(heads, free) if free.sum() >= len(heads) else []
+        (single,) = heads
+        others = [Head(layer, head) for layer, head in np.argwhere(free).tolist()]
+        nearest = sorted(others, key=lambda head: abs(head.layer - single.layer))
+        return [[head] for head in nearest[:SINGLE_HEADS]]
+    if free.sum() < len(heads):
+        return []
+    return _draw_lists(heads, free)
 
 
 def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[list[Head]]:
@@ -243,26 +279,34 @@ def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[
         heads: List of heads.
         measured: Booleans over (layer, head), true for heads that can be drawn.
     """
-    free, n_in_layer = _other_heads(heads, measured), np.zeros(len(measured), dtype=int)
+    free = _other_heads(heads, measured)
+    n_in_layer = np.zeros(len(measured), dtype=int)
     for layer, _ in heads:
         n_in_layer[layer] += 1
-    return _draw_lists(heads, free) if (free.sum(1) >= n_in_layer).all() else []
+    too_few = free.sum(1) < n_in_layer
+    if too_few.any():
+        return []
+    return _draw_lists(heads, free)
 
 
 def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
     """Return different lists of free heads, first from the layer of the head that they replace."""
-    rng, lists = np.random.default_rng([0, 44]), {}
+    rng = np.random.default_rng(SEED)
+    lists = {}
     for _ in range(RANDOM_LISTS):
-        pools = [rng.permutation(np.flatnonzero(in_layer)).tolist() for in_layer in free]
-        drawn = {head: pools[head[0]].pop() for head in sorted(heads) if pools[head[0]]}
-        replacements = {head: Head(head[0], number) for head, number in drawn.items()}
+        pools = _shuffled_pools(rng, free)
+        replacements = {}
+        for head in sorted(heads):
+            layer, _ = head
+            if pools[layer]:
+                replacements[head] = _take_nearest(pools, layer)
         for head in sorted(heads):
             if head not in replacements:
-                layers = [i for i, pool in enumerate(pools) if pool]
-                nearest = min(layers, key=lambda i, layer=head[0]: (abs(i - layer), -i))
-                replacements[head] = Head(nearest, pools[nearest].pop())
+                layer, _ = head
+                replacements[head] = _take_nearest(pools, layer)
         random_list = [replacements[head] for head in heads]
-        lists.setdefault(tuple(sorted(random_list)), random_list)
+        key = tuple(sorted(random_list))
+        lists.setdefault(key, random_list)
     return list(lists.values())
 
 
@@ -292,10 +336,13 @@ def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.Dat
     Returns:
         Booleans over (random_set, layer, head).
     """
-    masks = mask.transpose("layer", "head").expand_dims(random_set=RANDOM_LISTS)
+    mask = mask.transpose("layer", "head")
+    masks = mask.expand_dims(random_set=RANDOM_LISTS)
     flat = masks.stack(shuffled=dims)
-    shuffled = np.random.default_rng(0).permuted(flat.values, axis=-1)
-    return flat.copy(data=shuffled).unstack("shuffled").transpose("random_set", "layer", "head")
+    rng = np.random.default_rng(0)
+    shuffled = rng.permuted(flat.values, axis=-1)
+    sets = flat.copy(data=shuffled).unstack("shuffled")
+    return sets.transpose("random_set", "layer", "head")
 
 
 def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
@@ -308,7 +355,8 @@ def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     Returns:
         Over (..., selected_head), with the coordinates of `heads.head_coordinates`.
     """
-    indices = xr.Dataset(coords=head_coordinates(heads))
+    coordinates = head_coordinates(heads)
+    indices = xr.Dataset(coords=coordinates)
     return values.isel(layer=indices["layer"], head=indices["head"])
 
 
@@ -322,9 +370,12 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         Over (random_set, ..., selected_head).
     """
-    indices = np.array(sets, dtype=int).reshape(len(sets), -1 if sets else 0, 2)
-    dims = ("random_set", "selected_head")
-    return values.isel(layer=(dims, indices[..., 0]), head=(dims, indices[..., 1]))
+    n_heads = len(sets[0]) if sets else 0
+    pairs = np.array(sets, dtype=int).reshape(len(sets), n_heads, 2)
+    indices = xr.DataArray(pairs, dims=("random_set", "selected_head", "index"))
+    layers = indices[..., 0]
+    numbers = indices[..., 1]
+    return values.isel(layer=layers, head=numbers)
 
 
 def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
@@ -337,7 +388,8 @@ def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     Returns:
         Over (random_set, ..., prompt).
     """
-    mean = select_sets(values, sets).mean("selected_head", skipna=False)
+    selected = select_sets(values, sets)
+    mean = selected.mean("selected_head", skipna=False)
     return mean.transpose("random_set", ..., "prompt")
 
 
@@ -356,14 +408,25 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     Yields:
         The prompts that select, and the prompts that evaluate.
     """
-    target = data if target is None else target
-    class_pairs, label_pairs = (
-        sorted({*data[name].values, *target[name].values}) for name in ("class_pair", "label_pair")
-    )
+    if target is None:
+        target = data
+    class_pairs = _all_values("class_pair", data, target)
+    label_pairs = _all_values("label_pair", data, target)
+    has_one = len(label_pairs) == 1
     for pairs in (class_pairs[::2], class_pairs[1::2]):
+        evaluates_pair = target["class_pair"].isin(pairs)
+        selects_pair = ~data["class_pair"].isin(pairs)
         for labels in (label_pairs[::2], label_pairs[1::2]):
-            evaluates = target["class_pair"].isin(pairs) & target["label_pair"].isin(labels)
-            other_labels = ~data["label_pair"].isin(labels) | (len(label_pairs) == 1)
-            selects = ~data["class_pair"].isin(pairs) & other_labels
+            evaluates = evaluates_pair & target["label_pair"].isin(labels)
+            other_labels = ~data["label_pair"].isin(labels)
+            selects = selects_pair & (other_labels | has_one)
             if evaluates.any():
-                yield data.isel(prompt=selects.values), target.isel(prompt=evaluates.values)
+                selecting = data.isel(prompt=selects.values)
+                evaluating = target.isel(prompt=evaluates.values)
+                yield selecting, evaluating
+
+
+def _all_values(name: str, data: Any, target: Any) -> list[str]:
+    """Return the values of a coordinate in two measurements, sorted."""
+    values = {*data[name].values, *target[name].values}
+    return sorted(values)

@@ -12,8 +12,10 @@ the query, except for "contrast".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from twotowers.paths import data_folder
 from twotowers.settings import CLASS_NAMES, SEPARATORS
@@ -33,6 +35,14 @@ YARDSTICKS = {"sentence embedding": "sentence_embedding", "letters": "letters"}
 """Choice -> column of the tables of similarities"""
 
 
+class Choice(NamedTuple):
+    """A rule that chooses demonstrations for a query: see `chosen`."""
+
+    scores: np.ndarray
+    own: int = 1
+    other: int = 1
+
+
 def chosen(scores: np.ndarray, query: int, k: int, own: int = 1, other: int = 1) -> list[int]:
     """Return the numbers of the demonstrations of a query, k of each class.
 
@@ -44,12 +54,16 @@ def chosen(scores: np.ndarray, query: int, k: int, own: int = 1, other: int = 1)
         own: 1 for the highest scores in the class of the query, -1 for the lowest.
         other: The same for the other class.
     """
-    n = len(scores) // 2
+    half = len(scores) // 2
+    first = range(half)
+    second = range(half, 2 * half)
     numbers = []
-    for start in (0, n):
-        sign = own if start <= query < start + n else other
-        best = np.argsort(-sign * scores[query], kind="stable").tolist()
-        numbers += [i for i in best if start <= i < start + n and i != query][:k]
+    for words in (first, second):
+        sign = own if query in words else other
+        values = -sign * scores[query]
+        descending = np.argsort(values, kind="stable").tolist()
+        of_class = [i for i in descending if i in words and i != query]
+        numbers += of_class[:k]
     return numbers
 
 
@@ -67,13 +81,20 @@ def head_scores(towers: xr.Dataset, pair: str, role: str) -> np.ndarray:
     Returns:
         Scores (asked, demonstrated; nats).
     """
-    is_of_pair = towers["asked_class"].isin(pair.split("/")).values
-    of_pair = towers.isel(
-        asked=is_of_pair, demonstrated=is_of_pair, selected_head=(towers["role"] == role).values
-    )
-    in_nats = (of_pair["similarity"] * of_pair["similarity_step"]).mean("selected_head")
-    scores = in_nats.transpose("asked", "demonstrated").values
-    return without_attraction(scores)
+    is_of_pair = _is_of_pair(towers, pair)
+    has_role = (towers["role"] == role).values
+    of_pair = towers.isel(asked=is_of_pair, demonstrated=is_of_pair, selected_head=has_role)
+    in_nats = of_pair["similarity"] * of_pair["similarity_step"]
+    mean = in_nats.mean("selected_head")
+    scores = mean.transpose("asked", "demonstrated")
+    return without_attraction(scores.values)
+
+
+def _is_of_pair(towers: xr.Dataset, pair: str) -> np.ndarray:
+    """Return as booleans which words of a measurement are of the classes of a pair."""
+    classes = pair.split("/")
+    is_of_pair = towers["asked_class"].isin(classes)
+    return is_of_pair.values
 
 
 def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
@@ -86,20 +107,28 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
     Returns:
         Choice -> similarities (word, word). A yardstick that lacks a word is left out.
     """
-    within = read_csv(data_folder() / "words" / "similarity.csv")
-    across = read_csv(data_folder() / "words" / "pair_similarity.csv")
-    both = [within[within["class"].isin(pair.split("/"))], across[across["class_pair"] == pair]]
+    folder = data_folder() / "words"
+    within = read_csv(folder / "similarity.csv")
+    across = read_csv(folder / "pair_similarity.csv")
+    is_class = within["class"].isin(pair.split("/"))
+    is_pair = across["class_pair"] == pair
+    lines = pd.concat([within[is_class], across[is_pair]])
     found = {}
     for choice, column in YARDSTICKS.items():
-        table = [lines.set_index(["first", "second"])[column] for lines in both]
-        value = {pair: x for lines in table for pair, x in lines.items()}
-        scores = np.array([
-            [value.get((a, b), value.get((b, a), np.nan)) if a != b else 0.0 for b in words]
-            for a in words
-        ])  # fmt: skip
+        scores = _matrix(lines, column, words)
         if np.isfinite(scores).all():
             found[choice] = scores
     return found
+
+
+def _matrix(lines: pd.DataFrame, column: str, words: Sequence[str]) -> np.ndarray:
+    """Return a table of two words in each line as a matrix, 0 for same words."""
+    table = lines.pivot_table(column, "first", "second", aggfunc="last", sort=False)
+    square = table.reindex(index=words, columns=words)
+    above = square.to_numpy(float)
+    scores = np.where(np.isnan(above), above.T, above)
+    is_same = np.equal.outer(words, words)
+    return np.where(is_same, 0.0, scores)
 
 
 def prompts_of(
@@ -117,23 +146,35 @@ def prompts_of(
         label_pair: Two labels with a slash between them.
         block: Number of the query among all queries. It decides the order.
     """
-    classes, labels, n = pair.split("/"), label_pair.split("/"), len(words) // 2
+    classes = pair.split("/")
+    labels = label_pair.split("/")
+    half = len(words) // 2
+    query_class = query // half
     rng = np.random.default_rng([design.settings.seed, 76, block])
-    order, prompts = [numbers[i] for i in rng.permutation(len(numbers))], []
-    for assigned in (labels, labels[::-1]):
-        places = order if assigned == labels else order[::-1]
+    order = [numbers[i] for i in rng.permutation(len(numbers))]
+    separator = SEPARATORS[design.template.separator]
+    prompts = []
+    exchanged = labels[::-1]
+    reversed_order = order[::-1]
+    for assigned, places in ((labels, order), (exchanged, reversed_order)):
         demonstrations = [
-            Demonstration(words[i], assigned[i // n], classes[i // n]) for i in places
+            Demonstration(words[i], assigned[i // half], classes[i // half]) for i in places
         ]
-        separator = SEPARATORS[design.template.separator]
-        true, cls = assigned[query // n], classes[query // n]
-        prompts.append(
-            Prompt(demonstrations, words[query], true, labels, cls, pair, separator, block)
+        prompt = Prompt(
+            demonstrations,
+            words[query],
+            assigned[query_class],
+            labels,
+            classes[query_class],
+            pair,
+            separator,
+            block,
         )
+        prompts.append(prompt)
     return prompts
 
 
-def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, tuple]:
+def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Choice]:
     """Return the choices of demonstrations for the words of a class pair.
 
     Args:
@@ -142,18 +183,52 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, tu
         pair: Class pair.
 
     Returns:
-        Choice -> scores (asked, demonstrated), and the signs of the query's and the other class.
+        Name of a choice -> its scores (asked, demonstrated) and signs.
     """
     scores = head_scores(towers, pair, BY_ATTENTION)
-    random = np.random.default_rng([design.settings.seed, 76]).random(scores.shape)
-    words = towers["asked"].values[towers["asked_class"].isin(pair.split("/")).values]
-    return {
-        "towers": (scores, 1, 1),
-        "farthest": (scores, -1, -1),
-        "contrast": (scores, 1, -1),
-        "other heads": (head_scores(towers, pair, "as much attention"), 1, 1),
-        "random": (random, 1, 1),
-    } | {choice: (values, 1, 1) for choice, values in yardsticks(pair, words.tolist()).items()}
+    other_scores = head_scores(towers, pair, "as much attention")
+    rng = np.random.default_rng([design.settings.seed, 76])
+    random = rng.random(scores.shape)
+    choices = {
+        "towers": Choice(scores),
+        "farthest": Choice(scores, -1, -1),
+        "contrast": Choice(scores, 1, -1),
+        "other heads": Choice(other_scores),
+        "random": Choice(random),
+    }
+    for choice, similarities in yardsticks(pair, _words_of(towers, pair)).items():
+        choices[choice] = Choice(similarities)
+    return choices
+
+
+def _words_of(towers: xr.Dataset, pair: str) -> list[str]:
+    """Return the words of the classes of a pair, in the order of the measurement."""
+    is_of_pair = _is_of_pair(towers, pair)
+    words = towers["asked"].values[is_of_pair]
+    return words.tolist()
+
+
+def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Prompt]]:
+    """Return the prompts of all class pairs, for each choice of demonstrations."""
+    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    pairs = towers["class_pair"].values.tolist()
+    k = design.template.k
+    prompts: dict[str, list[Prompt]] = {}
+    block = 0
+    for pair in dict.fromkeys(pairs):
+        words = _words_of(towers, pair)
+        half = len(words) // 2
+        first = spread_words(range(half), QUERIES)
+        second = spread_words(range(half, 2 * half), QUERIES)
+        choices = choices_of(design, towers, pair)
+        for query in [*first, *second]:
+            label_pair = label_pairs[block % len(label_pairs)]
+            for name, choice in choices.items():
+                numbers = chosen(choice.scores, query, k, choice.own, choice.other)
+                two = prompts_of(design, pair, words, query, numbers, label_pair, block)
+                prompts.setdefault(name, []).extend(two)
+            block += 1
+    return prompts
 
 
 def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
@@ -167,31 +242,19 @@ def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    design, towers = pipeline.design, pipeline.measured("word_towers")
-    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
-    prompts: dict[str, list[Prompt]] = {}
-    block = 0
-    for pair in dict.fromkeys(towers["class_pair"].values.tolist()):
-        is_of_pair = towers["asked_class"].isin(pair.split("/")).values
-        words = towers["asked"].values[is_of_pair].tolist()
-        choices, n = choices_of(design, towers, pair), len(words) // 2
-        for start in (0, n):
-            for query in spread_words(range(start, start + n), QUERIES):
-                label_pair = label_pairs[block % len(label_pairs)]
-                for choice, (scores, own, other) in choices.items():
-                    numbers = chosen(scores, query, design.template.k, own, other)
-                    two = prompts_of(design, pair, words, query, numbers, label_pair, block)
-                    prompts.setdefault(choice, []).extend(two)
-                block += 1
+    design = pipeline.design
+    towers = pipeline.measured("word_towers")
+    prompts = _prompts_by_choice(design, towers)
     most = max(map(len, prompts.values()))
     parts = []
     for choice, of_choice in prompts.items():
         if len(of_choice) == most:  # known for all words
             recipe = Recipe(answers, design.encode(of_choice), stage=choice)
-            data = pipeline.make("chosen_demonstrations", recipe)[["logit_difference"]]
-            parts.append(data.drop_vars(["text", "order"]).expand_dims({"choice": [choice]}))
+            data = pipeline.make("chosen_demonstrations", recipe)
+            data = data[["logit_difference"]].drop_vars(["text", "order"])
+            data = data.expand_dims({"choice": [choice]})
+            parts.append(data)
     return joined(parts, "choice")
 
 
 RECIPES = {"chosen_demonstrations": recipe_chosen_demonstrations}
-"""Measurement -> function of a pipeline that makes it"""
