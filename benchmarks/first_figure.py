@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 from towerlab import cli
-from towerlab.measure.answers import read_answers
-from towerlab.measure.paper import encoded_sets
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.paper_sets import LISTED_SETS
 from towerlab.prompts.prompt import Encoded
+from towerlab_experiments.answers import read_answers
+from towerlab_experiments.paper import encoded_sets
 from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
 

@@ -28,12 +28,12 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from towerlab.measure.ablations import single_head_ablations
-from towerlab.measure.heads import increases
 from towerlab.model import attention, unembed
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
+from towerlab_experiments.ablations import single_head_ablations
+from towerlab_experiments.heads import increases
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from benchmarks.operations import operations

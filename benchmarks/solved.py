@@ -24,7 +24,7 @@ from twotowers.heads import Head, head_names
 from twotowers.paper_results import LABELS, Result, compare, compare_lists
 
 SMALL_MODEL = 200
-"""Number of heads below which a list has 5 heads, and not 20 (`towerlab.measure.paper`)"""
+"""Number of heads below which a list has 5 heads, and not 20 (`towerlab_experiments.paper`)"""
 CHANGED = {"plain": "before", "one true fewer": "after"}
 PUBLISHED_RECENCY = 0.17
 """Part of the recency bias that the remedy takes away in the EMNLP version"""

@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import shared_tiny
 from reference import Reference
-from towerlab.measure.biases import PARTNERS, attention_exchanges
-from towerlab.measure.conditions import CONDITIONS
 from towerlab.model.attention import with_class_sums
 from towerlab.prompts.paper_sets import paper_prompts
 from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.biases import PARTNERS, attention_exchanges
+from towerlab_experiments.conditions import CONDITIONS
 from twotowers.heads import Head
 
 SETS = {"none": [], "some": [Head(0, 1), Head(1, 0), Head(1, 1)]}

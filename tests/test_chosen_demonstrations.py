@@ -8,7 +8,7 @@ import pytest
 import tiny_blocks
 import xarray as xr
 from towerlab.measure import cache
-from towerlab.measure.chosen_demonstrations import (
+from towerlab_experiments.chosen_demonstrations import (
     choices_of,
     chosen,
     head_scores,

@@ -8,8 +8,8 @@ import pytest
 import tiny_blocks
 import torch
 from reference import Reference
-from towerlab.measure.conditions import CONDITIONS, conditions
 from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.conditions import CONDITIONS, conditions
 
 EXPECTED = {
     "plain": "TFFT",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import random_prompts
 from reference import Reference
-from towerlab.measure import single_prompt as module
-from towerlab.measure.single_prompt import decomposition
 from towerlab.model import unembed
+from towerlab_experiments import single_prompt as module
+from towerlab_experiments.single_prompt import decomposition
 from twotowers.heads import Head
 
 

@@ -90,7 +90,8 @@ print(json.dumps(Plan(Settings.from_values(values), False).missing()))
 
 def python(home, *arguments):
     """Python in the book's folder, with the sources there if there are any."""
-    path = os.pathsep.join([str(home / "lib"), os.environ.get("PYTHONPATH", "")])
+    folders = [str(home / "lib"), str(home / "experiments"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folders)
     process = subprocess.run(
         [sys.executable, *arguments],
         cwd=home,
@@ -126,8 +127,10 @@ def test_a_row_of_another_chapter_runs_no_chapter_again(built):
 def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
     """What follows from other texts, settings and models:
     `test_identity_is_model_suite_texts_and_versions`."""
-    shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    module, versions = built / "lib/towerlab/measure/heads.py", built / "data/versions.csv"
+    for folder in ("lib", "experiments"):
+        shutil.copytree(ROOT / folder, built / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    module = built / "experiments/towerlab_experiments/heads.py"
+    versions = built / "data/versions.csv"
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
     table = versions.read_text("utf8")
     try:
@@ -137,6 +140,7 @@ def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
     finally:  # the next test is of the same book
         versions.write_text(table)
         shutil.rmtree(built / "lib")
+        shutil.rmtree(built / "experiments")
 
 
 @pytest.mark.nightly

@@ -230,7 +230,7 @@ def test_colab_opens_a_copy_whose_first_cell_installs_the_book(tmp_path, monkeyp
     assert clone == "git clone --depth=1 https://github.com/owner/name /content/two-towers"
     assert pip.endswith("--editable '/content/two-towers[measure]'")
     shell.chdir.assert_called_once_with("/content/two-towers/book")
-    assert sys.path[0] == "/content/two-towers/lib"
+    assert sys.path[:2] == [f"/content/two-towers/{folder}" for folder in ("lib", "experiments")]
 
 
 AS_US = "-c user.name=us -c user.email=us@localhost"

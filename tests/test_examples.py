@@ -7,10 +7,10 @@ import importlib
 import pytest
 from conftest import ROOT
 
-LIB = ROOT / "lib"
 MODULES = {
-    str(path.relative_to(LIB).with_suffix("")).replace("/", "."): path.read_text()
-    for path in sorted(LIB.rglob("*.py"))
+    str(path.relative_to(ROOT / top).with_suffix("")).replace("/", "."): path.read_text()
+    for top in ("lib", "experiments")
+    for path in sorted((ROOT / top).rglob("*.py"))
 }
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
-from towerlab.measure.ablations import ablations
-from towerlab.measure.heads import heads
 from towerlab.measure.pipeline import save, write
 from towerlab.measure.recipe import Recipe
+from towerlab_experiments.ablations import ablations
+from towerlab_experiments.heads import heads
 from twotowers import files
 from twotowers.catalogue import catalogue, variables
 

@@ -12,10 +12,15 @@ import torch
 from conftest import shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from tolerances import FLOAT64
-from towerlab.measure.head_effects import CONTRASTS, POSITIONS, path_effects, single_head_effects
 from towerlab.model.attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.head_effects import (
+    CONTRASTS,
+    POSITIONS,
+    path_effects,
+    single_head_effects,
+)
 from twotowers import head_selection
 
 

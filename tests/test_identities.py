@@ -6,10 +6,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import NINE, TINY, random_prompts, refused, tiny
-from towerlab.measure.ablations import ablations
 from towerlab.model import increase, proof, unembed
 from towerlab.model.architectures import ARCHITECTURES, Architecture
 from towerlab.model.capture import capture
+from towerlab_experiments.ablations import ablations
 
 INCLUDED = {"weights", "values", "neurons"}
 FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row

@@ -7,22 +7,22 @@ import tiny_blocks
 from conftest import TINY, tiny
 from independent import Formulas, log_softmax
 from tolerances import LOGITS
-from towerlab.measure.ablations import (
+from towerlab.model import loading
+from towerlab.model.unembed import NORMS
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.ablations import (
     EDGES,
     ablations,
     closed_edges,
     knockouts,
     single_head_ablations,
 )
-from towerlab.measure.answers import answers
-from towerlab.measure.heads import heads, increases
-from towerlab.measure.interchanges import interchanges, pairs_of
-from towerlab.measure.label_reads import label_reads, query_key_vectors
-from towerlab.measure.tower_grid import class_directions, tower_grid
-from towerlab.model import loading
-from towerlab.model.unembed import NORMS
-from towerlab.prompts.blocks import draw_blocks
-from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.answers import answers
+from towerlab_experiments.heads import heads, increases
+from towerlab_experiments.interchanges import interchanges, pairs_of
+from towerlab_experiments.label_reads import label_reads, query_key_vectors
+from towerlab_experiments.tower_grid import class_directions, tower_grid
 from twotowers.heads import Head
 from twotowers.settings import Template
 
@@ -254,7 +254,7 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
         "nothing": lambda _: [],
         "all": lambda e: [(slice(e.last, None), slice(e.last))],
     }
-    monkeypatch.setattr("towerlab.measure.ablations.EDGES", edges)
+    monkeypatch.setattr("towerlab_experiments.ablations.EDGES", edges)
     data = knockouts(model, encoded, range(model.n_layers + 1))
     for name, maker in edges.items():
         closed = closed_edges(encoded, maker).numpy()

@@ -1,8 +1,8 @@
 """Pairs made of blocks, and what is refused. The numbers are in test_independent."""
 
 import tiny_blocks
-from towerlab.measure.interchanges import pairs_of
 from towerlab.prompts.blocks import texts_of_one_length
+from towerlab_experiments.interchanges import pairs_of
 
 
 def parts(encoded):

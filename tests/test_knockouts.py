@@ -1,7 +1,7 @@
 """Which edges and cuts a knockout has. The numbers are in test_independent."""
 
 import tiny_blocks
-from towerlab.measure.ablations import EDGES, closed_edges, default_cuts
+from towerlab_experiments.ablations import EDGES, closed_edges, default_cuts
 
 
 def test_edges_of_a_prompt():

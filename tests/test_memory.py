@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
-from towerlab.measure.heads import heads, increases
 from towerlab.measure.observations import in_memory
+from towerlab_experiments.heads import heads, increases
 
 ERRORS = [
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import random_prompts
 from reference import Reference
-from towerlab.measure import mitigations as module
-from towerlab.measure.mitigations import minority, remedied
 from towerlab.prompts.prompt import Demonstration, Prompt
+from towerlab_experiments import mitigations as module
+from towerlab_experiments.mitigations import minority, remedied
 from twotowers.heads import Head
 
 SETS = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1)]}

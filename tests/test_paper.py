@@ -9,20 +9,7 @@ import xarray as xr
 from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import FLOAT64
-from towerlab.measure.conditions import attention_in
-from towerlab.measure.heads import SUMS, increases
-from towerlab.measure.label_reads import label_reads
-from towerlab.measure.paper import (
-    FEW_SENTENCES,
-    in_context_heads,
-    listed_first,
-    means_of_sets,
-    of_some_heads,
-    random_partners,
-    with_label_reads,
-)
 from towerlab.measure.pipeline import Design, Pipeline
-from towerlab.measure.single_prompt import WEIGHTS, label_increases, single_prompt
 from towerlab.model.capture import answer
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
@@ -37,6 +24,19 @@ from towerlab.prompts.paper_sets import (
 )
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
+from towerlab_experiments.conditions import attention_in
+from towerlab_experiments.heads import SUMS, increases
+from towerlab_experiments.label_reads import label_reads
+from towerlab_experiments.paper import (
+    FEW_SENTENCES,
+    in_context_heads,
+    listed_first,
+    means_of_sets,
+    of_some_heads,
+    random_partners,
+    with_label_reads,
+)
+from towerlab_experiments.single_prompt import WEIGHTS, label_increases, single_prompt
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.settings import Settings

@@ -9,15 +9,15 @@ import torch
 import xarray as xr
 from reference import Reference
 from test_mitigations import free_weights
-from towerlab.measure import paper_heads
-from towerlab.measure.ablations import ablations, single_head_ablations
-from towerlab.measure.label_reads import label_reads
-from towerlab.measure.mitigations import remedied
-from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
+from towerlab_experiments import paper_heads
+from towerlab_experiments.ablations import ablations, single_head_ablations
+from towerlab_experiments.label_reads import label_reads
+from towerlab_experiments.mitigations import remedied
+from towerlab_experiments.paper_heads import REMEDIED, looked_at, twelve
 from twotowers.errors import NotTestable
 from twotowers.files import named_sets, random_sets
 from twotowers.heads import Head

@@ -9,10 +9,10 @@ from conftest import refused, sources
 from reference import Reference
 from tolerances import FLOAT64
 from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
-from towerlab.measure.ablations import ablations
-from towerlab.measure.heads import heads as measure_heads
 from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
+from towerlab_experiments.ablations import ablations
+from towerlab_experiments.heads import heads as measure_heads
 from twotowers import figures
 from twotowers.heads import Head
 

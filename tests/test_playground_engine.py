@@ -9,13 +9,13 @@ from browser import browser, needs_browser, playground_page
 from tolerances import LOGITS
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
-from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.model.capture import capture
 from towerlab.model.edits import Edit, edited, everywhere, patch_z, zero_ablate
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
+from towerlab_experiments.tower_grid import BLOCKS, class_directions
 from twotowers.settings import Settings, Template
 
 pytestmark = needs_browser

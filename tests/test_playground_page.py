@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from browser import HEADS, PAGE, browser, fields, needs_browser, refuses, text
 from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
-from towerlab.measure.heads import increases
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero_ablate
 from towerlab.model.loading import load
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.heads import increases
 from twotowers.heads import Head
 
 pytestmark = needs_browser

@@ -4,10 +4,10 @@ keys and scores."""
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from towerlab.measure.label_reads import carried_query
 from towerlab.model import query_key
 from towerlab.model.attention import reading_attention
 from towerlab.model.capture import capture
+from towerlab_experiments.label_reads import carried_query
 
 
 @pytest.fixture

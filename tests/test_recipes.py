@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import xarray as xr
 from tolerances import TIES
-from towerlab.measure import heads as heads_module
-from towerlab.measure import tower_grid
-from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.pipeline import EVALUATION, Design, Pipeline, save
 from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
+from towerlab_experiments import heads as heads_module
+from towerlab_experiments import tower_grid
+from towerlab_experiments.answers import ORDERS, spread_orders
 from twotowers import files, head_selection
 from twotowers.catalogue import catalogue, row_of, versions
 from twotowers.heads import Head

@@ -11,14 +11,14 @@ import tiny_blocks
 import xarray as xr
 from conftest import refused, tiny
 from independent import Formulas
-from towerlab.measure.similar_flips import (
+from towerlab.prompts.prompt import encode_all
+from towerlab_experiments.similar_flips import (
     class_similarities,
     quad_prompts,
     quads_of,
     quads_of_classes,
     similar_flips,
 )
-from towerlab.prompts.prompt import encode_all
 from twotowers.heads import Head
 
 NEAR = dict(rtol=2e-6, atol=2e-6)

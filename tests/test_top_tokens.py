@@ -5,13 +5,13 @@ import pytest
 import torch
 from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
-from towerlab.measure import label_reads as module
-from towerlab.measure.label_reads import RELATIONS, relations_of, top_tokens
 from towerlab.measure.pipeline import save
 from towerlab.model import unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
+from towerlab_experiments import label_reads as module
+from towerlab_experiments.label_reads import RELATIONS, relations_of, top_tokens
 from twotowers.files import load
 from twotowers.heads import Head
 

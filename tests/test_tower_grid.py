@@ -5,7 +5,7 @@ import numpy as np
 import tiny_blocks
 from conftest import tiny
 from test_head_selection import heads
-from towerlab.measure.tower_grid import (
+from towerlab_experiments.tower_grid import (
     class_directions,
     random_directions,
     tower_grid,

@@ -34,19 +34,23 @@ LEFT_OUT = {
 }
 
 
-def imports(lib: Path, module: str) -> set[str]:
+def imports(home: Path, module: str) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path_of(lib, module).read_text("utf8"))):
+    for node in ast.walk(ast.parse(path_of(home, module).read_text("utf8"))):
         if isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
     ours = {
-        name for name in names if name.startswith("towerlab.") or name == "twotowers.head_selection"
+        name
+        for name in names
+        if name.startswith(("towerlab.", "towerlab_experiments."))
+        or name == "twotowers.head_selection"
     }
-    return {name for name in ours if path_of(lib, name).is_file()}
+    return {name for name in ours if path_of(home, name).is_file()}
 
 
-def path_of(lib: Path, module: str) -> Path:
-    return lib / f"{module.replace('.', '/')}.py"
+def path_of(home: Path, module: str) -> Path:
+    folder = "experiments" if module.startswith("towerlab_experiments.") else "lib"
+    return home / folder / f"{module.replace('.', '/')}.py"
 
 
 def code(path: Path) -> str:
@@ -66,13 +70,13 @@ def code(path: Path) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def sources(lib: Path) -> dict[str, str]:
+def sources(home: Path) -> dict[str, str]:
     """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
     out = {}
-    imports_of = cache(partial(imports, lib))
-    code_of = cache(lambda module: code(path_of(lib, module)))
+    imports_of = cache(partial(imports, home))
+    code_of = cache(lambda module: code(path_of(home, module)))
     for name, row in catalogue.catalogue().items():
-        modules = [f"towerlab.measure.{row.module}"]
+        modules = [f"towerlab_experiments.{row.module}"]
         for module in modules:
             modules += sorted(imports_of(module) - {*modules, *LEFT_OUT})
         text = "".join(f"{module}\n{code_of(module)}\n" for module in sorted(modules))
@@ -80,14 +84,14 @@ def sources(lib: Path) -> dict[str, str]:
     return out
 
 
-def changed(before: dict[str, str], lib: Path) -> set[str]:
-    return {name for name, digits in sources(lib).items() if digits != before[name]}
+def changed(before: dict[str, str], home: Path) -> set[str]:
+    return {name for name, digits in sources(home).items() if digits != before[name]}
 
 
 def test_whoever_changes_what_measures_says_whether_numbers_change(request):
     if request.config.getoption("--pin"):
         rows = [
-            row.model_dump() | {"sources": sources(ROOT / "lib")[name]}
+            row.model_dump() | {"sources": sources(ROOT)[name]}
             for name, row in catalogue.catalogue().items()
         ]
         with (ROOT / "data/versions.csv").open("w", newline="") as file:
@@ -98,19 +102,22 @@ def test_whoever_changes_what_measures_says_whether_numbers_change(request):
                 for row in rows
             )
         catalogue.catalogue.cache_clear()
-    assert {name: row.sources for name, row in catalogue.catalogue().items()} == sources(
-        ROOT / "lib"
-    ), __doc__
+    assert {name: row.sources for name, row in catalogue.catalogue().items()} == sources(ROOT), (
+        __doc__
+    )
 
 
 @pytest.fixture
-def lib(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch):
     """A copy of the sources, to change; and data/versions.csv to write."""
-    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("lib", "experiments"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     make_home(tmp_path, "words", "versions.csv")
     monkeypatch.setenv(HOME, str(tmp_path))
     catalogue.catalogue.cache_clear()
-    yield tmp_path / "lib"
+    yield tmp_path
     monkeypatch.undo()
     catalogue.catalogue.cache_clear()
 
@@ -122,26 +129,26 @@ def change(path, old, new):
     catalogue.catalogue.cache_clear()
 
 
-def test_comments_and_docstrings_do_not_count_but_code_does(lib):
-    reads, before = lib / "towerlab/measure/label_reads.py", sources(lib)
+def test_comments_and_docstrings_do_not_count_but_code_does(home):
+    reads, before = home / "experiments/towerlab_experiments/label_reads.py", sources(home)
     change(reads, '"""Output of some heads', '"""Output\n\nof heads')
     change(reads, "    layers, numbers = np.", "    # now\n\n    layers, numbers = np.")
-    assert changed(before, lib) == set()
+    assert changed(before, home) == set()
     change(reads, "normed[:, -1]", "normed[:, -2]")
-    assert changed(before, lib) >= {"query_key_vectors", "label_reads"}
+    assert changed(before, home) >= {"query_key_vectors", "label_reads"}
 
 
-def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
-    before = sources(lib)
-    change(lib / "towerlab/model/loading.py", "import ", "import antigravity, ")
-    assert changed(before, lib) == set()
-    change(lib / "towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
-    assert changed(before, lib) == {"head_effects"}  # which import it
-    change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
-    assert changed(before, lib) == set(catalogue.catalogue())
+def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(home):
+    before = sources(home)
+    change(home / "lib/towerlab/model/loading.py", "import ", "import antigravity, ")
+    assert changed(before, home) == set()
+    change(home / "lib/towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
+    assert changed(before, home) == {"head_effects"}  # which import it
+    change(home / "lib/towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
+    assert changed(before, home) == set(catalogue.catalogue())
 
 
-def test_identity_is_model_suite_texts_and_versions(lib):
+def test_identity_is_model_suite_texts_and_versions(home):
     """And what test_settings.py lists."""
 
     def identity_of(model="m@0", **settings):
@@ -149,7 +156,7 @@ def test_identity_is_model_suite_texts_and_versions(lib):
 
     before = identity_of()
     assert len({before, identity_of("n@0"), identity_of(suite="sentences")}) == 3
-    change(lib / "../data/words/words.csv", "cat,", "tomcat,")
+    change(home / "data/words/words.csv", "cat,", "tomcat,")
     assert (other := identity_of()) != before
-    change(lib / "../data/versions.csv", "templates,answers,1,", "templates,answers,2,")
+    change(home / "data/versions.csv", "templates,answers,1,", "templates,answers,2,")
     assert identity_of() != other  # heads need templates

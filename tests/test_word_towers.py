@@ -10,7 +10,9 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from independent import Formulas
-from towerlab.measure.similarities import (
+from towerlab.prompts.prompt import encode_all
+from towerlab.prompts.word_blocks import spread_words, word_blocks
+from towerlab_experiments.similarities import (
     centred,
     class_auc,
     class_effects,
@@ -18,9 +20,7 @@ from towerlab.measure.similarities import (
     deviation,
     same_word_first,
 )
-from towerlab.measure.word_towers import Contexts, singular_values, tower_vectors, word_towers
-from towerlab.prompts.prompt import encode_all
-from towerlab.prompts.word_blocks import spread_words, word_blocks
+from towerlab_experiments.word_towers import Contexts, singular_values, tower_vectors, word_towers
 from twotowers.heads import Head
 
 WORDS = {cls: spread_words(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}

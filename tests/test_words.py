@@ -18,7 +18,7 @@ IDIOMS = {
 NAMES = """LEAST Laboratory MOST Recording Run TOP beside_paper case chain choice choose
   contribution deciding exchange exhibits feed forms listed_head locate locating looks named_head
   norms null one_by_one push reading recorded serves singles smallest tinker whole writing"""
-MODULES = [path for top in ("lib", "training", "benchmarks", "book/_ext")
+MODULES = [path for top in ("lib", "experiments", "training", "benchmarks", "book/_ext")
            for path in sorted((ROOT / top).rglob("*.py"))]  # fmt: skip
 PAGES = [*(ROOT / "book").glob("*.md"), *(ROOT / "book").glob("*.ipynb"), *ROOT.glob("[CR]*.md")]
 PAGES += [*(ROOT / "data").glob("[sw]*/README.md"), ROOT / "data/findings.csv"]

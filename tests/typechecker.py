@@ -7,4 +7,6 @@ from beartype import BeartypeConf, beartype
 check = beartype(
     conf=BeartypeConf(is_pep484_tower=True)
 )  # as in Python's own typing, an int is a float
-jaxtyping.install_import_hook(["twotowers", "towerlab"], "typechecker.check")
+jaxtyping.install_import_hook(
+    ["twotowers", "towerlab", "towerlab_experiments"], "typechecker.check"
+)

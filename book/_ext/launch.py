@@ -27,7 +27,8 @@ import sys
 get_ipython().system("git clone --depth=1 https://github.com/REPOSITORY /content/two-towers")
 get_ipython().system("pip install --quiet --editable '/content/two-towers[measure]'")
 os.chdir("/content/two-towers/book")
-sys.path.insert(0, "/content/two-towers/lib")  # this session does not see a new installation"""
+for folder in ("experiments", "lib"):  # this session does not see a new installation
+    sys.path.insert(0, f"/content/two-towers/{folder}")"""
 """The first cell of a copy"""
 MARK = re.compile(r"<!-- open (\S+) -->")
 ADDRESS = "<!-- repository -->"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import xarray as xr
 from towerlab.measure.pipeline import SELECTION
-from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
+from towerlab_experiments.tower_grid import BLOCKS
 from twotowers import head_selection
 from twotowers.paths import data_folder
 from twotowers.settings import Template, read_label_pairs

@@ -24,12 +24,11 @@ from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, head_names
 
-from towerlab.measure.conditions import true_first
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, zero_ablate
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt
-from towerlab.prompts.variants import exchanged_labels, one_fewer
+from towerlab.prompts.variants import exchanged_labels, one_fewer, true_first
 
 TOP_TOKENS = 5  # number of tokens in a table of answers, besides the labels
 TOP_HEADS = 5  # number of heads whose attention is shown if none is ablated

@@ -35,7 +35,7 @@ class Version(Row):
 
     measurement: Text
     module: Text
-    """Module of `towerlab.measure` whose RECIPES make the measurement"""
+    """Module of `towerlab_experiments` whose RECIPES make the measurement"""
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     prompts: Literal["selection_blocks", "evaluation_blocks", "intervention_blocks", "paper_sets"]

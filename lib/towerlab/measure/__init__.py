@@ -1,1 +1,1 @@
-"""Measurements of a model: their functions, their recipes, and the pipeline that makes them."""
+"""Parts that all measurements share: the pipeline, recipes, files and sets of heads."""

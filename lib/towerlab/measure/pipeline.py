@@ -112,7 +112,7 @@ def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
     Returns:
         Function of a pipeline.
     """
-    module = importlib.import_module(f"towerlab.measure.{catalogue.row_of(name).module}")
+    module = importlib.import_module(f"towerlab_experiments.{catalogue.row_of(name).module}")
     return module.RECIPES[name]
 
 

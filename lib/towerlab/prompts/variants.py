@@ -60,6 +60,18 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     return replace(prompt, demonstrations=reordered)
 
 
+def true_first(prompt: Prompt) -> Prompt:
+    """Return the prompt of the paper's re-ordered set (v1 section 5.2).
+
+    Args:
+        prompt: A prompt.
+
+    Returns:
+        The prompt with its true demonstrations first.
+    """
+    return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
+
+
 def patterns(prompt: Prompt) -> list[str]:
     """Return every pattern of the prompt's true and false demonstrations, "TTFF" first.
 

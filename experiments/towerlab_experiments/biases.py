@@ -24,10 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from twotowers.heads import Head, Heads
-
-from towerlab.measure.conditions import CONDITIONS, check_one_can_go
-from towerlab.measure.heads import SUMS, attention_sums
 from towerlab.measure.observations import (
     Tensors,
     answers_of,
@@ -43,6 +39,10 @@ from towerlab.model.edits import set_attention
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
+from twotowers.heads import Head, Heads
+
+from towerlab_experiments.conditions import CONDITIONS, check_one_can_go
+from towerlab_experiments.heads import SUMS, attention_sums
 
 PARTNERS = {
     "one other fewer": "one true fewer",

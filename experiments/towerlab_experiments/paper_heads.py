@@ -18,17 +18,7 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from twotowers import head_selection
-from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_names
-
-from towerlab.measure.ablations import ablations, single_head_ablations
-from towerlab.measure.conditions import Changes, in_changes
-from towerlab.measure.heads import increases
-from towerlab.measure.label_reads import label_reads
-from towerlab.measure.mitigations import remedied
 from towerlab.measure.observations import observations
-from towerlab.measure.paper import encoded_sets
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import interleave, random_sets
@@ -36,6 +26,16 @@ from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import ASKED, ORDERS, changes_named
 from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, head_names
+
+from towerlab_experiments.ablations import ablations, single_head_ablations
+from towerlab_experiments.conditions import Changes, in_changes
+from towerlab_experiments.heads import increases
+from towerlab_experiments.label_reads import label_reads
+from towerlab_experiments.mitigations import remedied
+from towerlab_experiments.paper import encoded_sets
 
 N_SELECTION, N_ALONE, N_EVALUATION, N_MITIGATION, N_DOSE = 8, 2, 24, 16, 8
 """Maximum number of prompts of each set and true label: for selection, for single ablations, for

@@ -20,13 +20,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_names
-
-from towerlab.measure.heads import increases, label_attention
-from towerlab.measure.label_reads import top_tokens
 from towerlab.measure.observations import Tensors, observations, read_prompts
-from towerlab.measure.paper import case_of, encoded_sets, listed_first
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
@@ -34,6 +28,12 @@ from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, widen
 from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import Encoded, Prompts
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, head_names
+
+from towerlab_experiments.heads import increases, label_attention
+from towerlab_experiments.label_reads import top_tokens
+from towerlab_experiments.paper import case_of, encoded_sets, listed_first
 
 WEIGHTS = np.linspace(0, 1, 21)
 NEURONS, CANDIDATES = 20, 200

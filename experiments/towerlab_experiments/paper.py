@@ -16,16 +16,6 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from twotowers import head_selection
-from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head, head_names
-from twotowers.names import slug
-from twotowers.settings import SEPARATORS
-
-from towerlab.measure.answers import read_answers
-from towerlab.measure.conditions import Changes, attention_in, in_changes
-from towerlab.measure.heads import SUMS, increases
-from towerlab.measure.label_reads import read_labels
 from towerlab.measure.observations import observations, with_dims
 from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -44,6 +34,16 @@ from towerlab.prompts.paper_sets import (
     sentence_sets,
 )
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
+from twotowers import head_selection
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.heads import Head, head_names
+from twotowers.names import slug
+from twotowers.settings import SEPARATORS
+
+from towerlab_experiments.answers import read_answers
+from towerlab_experiments.conditions import Changes, attention_in, in_changes
+from towerlab_experiments.heads import SUMS, increases
+from towerlab_experiments.label_reads import read_labels
 
 FEW_SENTENCES = 20
 """Minimum number of prompts of each set of sentences that are changed"""

@@ -15,7 +15,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined

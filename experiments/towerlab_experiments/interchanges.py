@@ -25,9 +25,6 @@ from typing import NamedTuple
 
 import torch
 import xarray as xr
-from twotowers.errors import NotTestable
-from twotowers.heads import Heads
-
 from towerlab.measure.observations import (
     Tensors,
     answers_in,
@@ -44,6 +41,8 @@ from towerlab.model.model import Model
 from towerlab.prompts.blocks import donors_of, texts_of_one_length
 from towerlab.prompts.prompt import Encoded, Prompts, encode_all
 from towerlab.prompts.variants import with_query
+from twotowers.errors import NotTestable
+from twotowers.heads import Heads
 
 
 class Pair(NamedTuple):

@@ -20,9 +20,6 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from twotowers.errors import NotTestable
-from twotowers.settings import CLASS_NAMES, read_label_pairs
-
 from towerlab.measure.observations import in_memory
 from towerlab.measure.pipeline import Design
 from towerlab.model import query_key
@@ -30,6 +27,8 @@ from towerlab.model.model import Model, widen
 from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
 from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.word_blocks import spread_words, word_blocks
+from twotowers.errors import NotTestable
+from twotowers.settings import CLASS_NAMES, read_label_pairs
 
 ASKED, DEMONSTRATED = ("query", "asked_input"), ("key", "demonstrated_input")
 """Vectors at the last position, and vectors at labels"""

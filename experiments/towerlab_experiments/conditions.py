@@ -14,30 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from twotowers.errors import NotTestable
-
-from towerlab.measure.heads import attention_sums
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts, with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
-from towerlab.prompts.variants import in_order, one_fewer
+from towerlab.prompts.variants import in_order, one_fewer, true_first
+from twotowers.errors import NotTestable
+
+from towerlab_experiments.heads import attention_sums
 
 Changes = Mapping[str, Callable[[Prompt], Prompt]]
-
-
-def true_first(prompt: Prompt) -> Prompt:
-    """Return the prompt of the paper's re-ordered set (v1 section 5.2).
-
-    Args:
-        prompt: A prompt.
-
-    Returns:
-        The prompt with its true demonstrations first.
-    """
-    return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
 
 
 CONDITIONS: Changes = {

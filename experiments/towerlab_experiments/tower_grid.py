@@ -21,11 +21,6 @@ from itertools import product
 import numpy as np
 import torch
 import xarray as xr
-from twotowers import head_selection
-from twotowers.errors import NotTestable
-from twotowers.heads import Head, Heads
-
-from towerlab.measure.label_reads import query_and_keys
 from towerlab.measure.observations import (
     Tensors,
     answers_of,
@@ -49,6 +44,11 @@ from towerlab.model.edits import Edit, steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, Heads
+
+from towerlab_experiments.label_reads import query_and_keys
 
 BLOCKS = 8
 """Number of blocks of each class pair, from which its direction comes; with fewer blocks it would

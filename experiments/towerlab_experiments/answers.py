@@ -11,10 +11,6 @@ from itertools import product
 
 import numpy as np
 import xarray as xr
-from twotowers import head_selection
-from twotowers.errors import TwoTowersError
-from twotowers.settings import SEPARATORS, Template
-
 from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
@@ -22,6 +18,9 @@ from towerlab.model.capture import answer
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from towerlab.prompts.variants import factorial, patterns
+from twotowers import head_selection
+from twotowers.errors import TwoTowersError
+from twotowers.settings import SEPARATORS, Template
 
 
 def answers(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -147,6 +146,10 @@ def recipe_factorial(pipeline: Pipeline) -> Recipe:
 
 def spread_orders(prompt: Prompt) -> list[str]:
     """Return up to ORDERS of a prompt's orders, evenly spread, each with its mirror.
+
+        >>> from towerlab.prompts.paper_sets import CASE
+        >>> spread_orders(CASE)
+        ['TTFF', 'TFTF', 'TFFT', 'FTTF', 'FTFT', 'FFTT']
 
     Args:
         prompt: A prompt.

@@ -22,11 +22,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.catalogue import RELATIONS
-from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_coordinates
-
-from towerlab.measure.heads import SUMS, attention_sums, label_attention, ov_logit_differences
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -37,6 +32,11 @@ from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
+from twotowers.catalogue import RELATIONS
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, head_coordinates
+
+from towerlab_experiments.heads import SUMS, attention_sums, label_attention, ov_logit_differences
 
 VECTORS = ["value", "key", "key, attention only"]
 MEAN = ["kept", "taken out"]

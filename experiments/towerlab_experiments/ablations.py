@@ -26,9 +26,6 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
-from twotowers import head_selection
-from twotowers.heads import Heads
-
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -39,6 +36,8 @@ from towerlab.model.edits import answers, edited, everywhere, knockout, zero_abl
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
+from twotowers import head_selection
+from twotowers.heads import Heads
 
 Positions = Literal["all", "last"]
 """Positions at which heads are ablated: all positions, or the last position"""

@@ -17,17 +17,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import xarray as xr
+from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.recipe import Recipe, joined
+from towerlab.measure.sets import BY_ATTENTION
+from towerlab.prompts.prompt import Demonstration, Prompt
+from towerlab.prompts.word_blocks import spread_words
 from twotowers.paths import data_folder
 from twotowers.settings import CLASS_NAMES, SEPARATORS
 from twotowers.tables import read_csv
 
-from towerlab.measure.answers import answers
-from towerlab.measure.pipeline import Design, Pipeline
-from towerlab.measure.recipe import Recipe, joined
-from towerlab.measure.sets import BY_ATTENTION
-from towerlab.measure.similarities import without_attraction
-from towerlab.prompts.prompt import Demonstration, Prompt
-from towerlab.prompts.word_blocks import spread_words
+from towerlab_experiments.answers import answers
+from towerlab_experiments.similarities import without_attraction
 
 QUERIES = 3
 """Number of queries of each class"""

@@ -23,9 +23,6 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from twotowers import head_selection
-from twotowers.heads import Head
-
 from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
@@ -44,6 +41,8 @@ from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Prompts
+from twotowers import head_selection
+from twotowers.heads import Head
 
 CONTRASTS = ("attention swapped", *list(DONORS)[:2])
 POSITIONS = ["last position", "query's text", "from the query's text on", "every position"]

@@ -25,17 +25,20 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from towerlab.measure.observations import with_dims
+from towerlab.measure.pipeline import Pipeline
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import BY_ATTENTION, random_sets
+from towerlab.model import query_key
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_labels
 from twotowers.heads import Head
 from twotowers.paths import included_models
 
-from towerlab.measure.observations import with_dims
-from towerlab.measure.pipeline import Pipeline
-from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import BY_ATTENTION, random_sets
-from towerlab.measure.similarities import (
+from towerlab_experiments.similarities import (
     centred,
     class_auc,
     class_effects,
@@ -43,16 +46,13 @@ from towerlab.measure.similarities import (
     deviation,
     same_word_first,
 )
-from towerlab.measure.word_vectors import (
+from towerlab_experiments.word_vectors import (
     Contexts,
     contexts_of,
     places_of_words,
     tower_vectors,
     vectors_of,
 )
-from towerlab.model import query_key
-from towerlab.model.model import Model
-from towerlab.prompts.prompt import Prompts
 
 CLASS_PAIRS, WORDS = 8, 20
 """Maximum numbers of class pairs, and of words of a class"""

@@ -21,11 +21,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
-from twotowers import head_selection
-from twotowers.errors import NotTestable
-from twotowers.heads import Head, Heads
-from twotowers.settings import CLASS_NAMES, SEPARATORS
-
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -34,6 +29,10 @@ from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
+from twotowers import head_selection
+from twotowers.errors import NotTestable
+from twotowers.heads import Head, Heads
+from twotowers.settings import CLASS_NAMES, SEPARATORS
 
 QUADS = 2
 """Number of quads of each class"""

@@ -28,10 +28,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, Heads, head_names
-
-from towerlab.measure.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
-from towerlab.measure.heads import label_attention
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
@@ -43,6 +39,10 @@ from towerlab.model.edits import Edit, LayerState
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
+from twotowers.heads import Head, Heads, head_names
+
+from towerlab_experiments.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
+from towerlab_experiments.heads import label_attention
 
 A_C = 0.03
 SHARE = (0.5, 0.5)
