@@ -292,7 +292,7 @@ def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[
 def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
     """Return different lists of free heads, first from the layer of the head that they replace."""
     rng = np.random.default_rng(SEED)
-    lists = {}
+    lists: dict[tuple[Head, ...], list[Head]] = {}
     for _ in range(RANDOM_LISTS):
         pools = _shuffled_pools(rng, free)
         replacements = {}
