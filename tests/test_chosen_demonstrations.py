@@ -1,8 +1,6 @@
 """Demonstrations chosen for a query: which they are, against loops; their answers are those of
 `measure.answers`, which test_independent compares with formulas."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tiny_blocks
@@ -17,9 +15,7 @@ from towerlab_experiments.chosen_demonstrations import (
 )
 from twotowers.settings import Settings
 
-DESIGN = SimpleNamespace(
-    settings=SimpleNamespace(seed=0), template=tiny_blocks.TEMPLATE._replace(k=2)
-)
+DESIGN = tiny_blocks.design(k=2)
 WORDS = [*tiny_blocks.TEXTS["a"][:4], *tiny_blocks.TEXTS["b"][:4]]
 
 

@@ -3,7 +3,6 @@ formulas in float64, and quads against loops."""
 
 from collections import Counter
 from itertools import permutations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +21,7 @@ from towerlab_experiments.similar_flips import (
 from twotowers.heads import Head
 
 NEAR = dict(rtol=2e-6, atol=2e-6)
-DESIGN = SimpleNamespace(
-    settings=SimpleNamespace(seed=0), template=tiny_blocks.TEMPLATE._replace(k=3),
-    label_pairs=("foo/bar", "class names"),
-    encode=lambda prompts: encode_all(prompts, tiny_blocks.tokenizer()),
-)  # fmt: skip
+DESIGN = tiny_blocks.design(k=3)
 
 
 def prompts(block=0, quad=(0, 1, 2, 3)):

@@ -2,9 +2,10 @@
 one token a word."""
 
 from conftest import word_tokenizer
+from towerlab.measure.pipeline import Design
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers.settings import Template
+from twotowers.settings import Settings, Template
 
 TEXTS = {"a": [f"a{i}" for i in range(12)], "b": [f"b{i}" for i in range(12)]}
 TEMPLATE = Template(2, "space")
@@ -22,3 +23,9 @@ def blocks(n, texts=TEXTS, seed=0):
         draw_blocks(n, TEMPLATE, seed=seed, pairs=["a/b"], label_pairs=["foo/bar"], texts=texts),
         tokenizer(),
     )
+
+
+def design(k):
+    """The prompts of two arbitrary labels and of names of classes, with k demonstrations a class."""
+    settings = Settings(k=k, separator="space", label_pairs="foo/bar, class names")
+    return Design(settings, tokenizer(), 64, answers=list, model="tiny")

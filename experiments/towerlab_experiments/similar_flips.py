@@ -231,7 +231,8 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     """
     label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
     asked = towers[["tokens"]].to_dataframe()
-    words = asked.groupby("asked_class", sort=False).groups
+    of_classes = asked.groupby("asked_class", sort=False).groups
+    words = {str(cls): of_class.tolist() for cls, of_class in of_classes.items()}
     similarities = class_similarities(towers, heads)
     encoded: list[Encoded] = []
     pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))

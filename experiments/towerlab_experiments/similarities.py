@@ -17,6 +17,8 @@ import numpy as np
 
 Square = np.ndarray
 """Similarities (..., asked, demonstrated)"""
+Values = np.ndarray | np.floating
+"""Values (...), which is one number for similarities (asked, demonstrated)"""
 
 
 def centred(similarity: Square) -> Square:
@@ -61,7 +63,7 @@ def _attractions(similarity: Square) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return row, column, mean
 
 
-def correlation(first: Square, second: Square) -> np.ndarray:
+def correlation(first: Square, second: Square) -> Values:
     """Return the correlation of centred similarities, 0 if one of them is constant.
 
     Args:
@@ -76,7 +78,7 @@ def correlation(first: Square, second: Square) -> np.ndarray:
     return np.divide(product, size, out=nothing, where=size > 0)
 
 
-def deviation(rest: Square) -> np.ndarray:
+def deviation(rest: Square) -> Values:
     """Return the standard deviation of centred similarities of different words.
 
     Args:
@@ -86,19 +88,19 @@ def deviation(rest: Square) -> np.ndarray:
     return np.sqrt(variance)
 
 
-def _sum(similarity: Square) -> np.ndarray:
+def _sum(similarity: Square) -> Values:
     """Return the sum over both dimensions of words."""
     return similarity.sum((-2, -1))
 
 
-def _mean_of_different(similarity: Square) -> np.ndarray:
+def _mean_of_different(similarity: Square) -> Values:
     """Return the mean over pairs of different words of similarities that are 0 for same words."""
     n = similarity.shape[-1]
     n_pairs = n * (n - 1)
     return _sum(similarity) / n_pairs
 
 
-def same_word_first(similarity: Square) -> np.ndarray:
+def same_word_first(similarity: Square) -> Values:
     """Return the share of words for which their own word is first in their class.
 
     The attraction of columns is taken out. Words without a preference have a share of about

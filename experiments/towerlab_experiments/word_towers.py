@@ -39,6 +39,7 @@ from twotowers.heads import Head
 from twotowers.paths import included_models
 
 from towerlab_experiments.similarities import (
+    Values,
     centred,
     class_auc,
     class_effects,
@@ -257,7 +258,7 @@ def _properties(
     of_pair = [both[..., places[:, None], places] for places in of_pairs]
     properties["class_effect"] = np.concatenate([*map(class_effects, of_pair)], -1)
     properties["class_auc"] = np.concatenate([*map(class_auc, of_pair)], -1)
-    of_class: dict[str, list[np.ndarray]] = {}
+    of_class: dict[str, list[Values]] = {}
     within = []
     for places in of_classes:
         of_ways = ways[..., places[:, None], places]

@@ -1,5 +1,6 @@
 """The block of one statement: our result in words, and a strip with one line for each model.
 
+    >>> from twotowers.evidence import EvidenceRow
     >>> figure_6 = claims.paper_results()["figure 6"]
     >>> row = EvidenceRow("figure 6", "m", claims.AGREES, "5 of 5 heads", "", "4", effect=1.0)
     >>> headline(figure_6, [row])
@@ -17,10 +18,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from twotowers import claims
 from twotowers.claims import Claim, PaperResult, Statement
-from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, EvidenceRow
+from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
 from twotowers.figures import GREY, VERDICT_COLOURS
 from twotowers.pages import judged_numbers, page_of, verdict_class
 from twotowers.tables import shown_name
@@ -35,6 +37,9 @@ MARKS = {
     claims.BY_POSITION: "model says the nearest label",
     claims.BY_WORD: "model says one label word",
 }
+
+Row = Any
+"""Row of evidence: an `EvidenceRow`, or a row of a table that has its fields as columns"""
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,12 @@ class Zone:
     high: float
 
 
-def block(
-    statement: Statement, rows: Iterable[EvidenceRow], summary: str, details: str = ""
-) -> str:
+def block(statement: Statement, rows: Iterable[Row], summary: str, details: str = "") -> str:
     """Return the block of a statement, as HTML.
 
     Args:
         statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement, one for each model (fields of `EvidenceRow`).
+        rows: Rows of evidence of the statement, one for each model.
         summary: Title of the folded numbers.
         details: Text below the folded numbers.
     """
@@ -117,7 +120,7 @@ def block(
     )
 
 
-def entry(result: PaperResult, rows: Iterable[EvidenceRow]) -> str:
+def entry(result: PaperResult, rows: Iterable[Row]) -> str:
     """Return the entry of a result in the list of all results, as Markdown.
 
     Its name and the printed numbers are main entries of the index (`!`), so that the search box
@@ -145,7 +148,7 @@ def entry(result: PaperResult, rows: Iterable[EvidenceRow]) -> str:
     return f'<div class="claim paper" id="row-{result.anchor}">\n\n{title}\n\n{body}\n\n</div>'
 
 
-def headline(statement: Statement, rows: Sequence[EvidenceRow]) -> str:
+def headline(statement: Statement, rows: Sequence[Row]) -> str:
     """Return our result on a statement in words, from its verdicts.
 
     Args:
@@ -181,7 +184,7 @@ def _ordered(answers: Iterable[str]) -> list[str]:
     return sorted({*answers}, key=lambda answer: order.index(answer) if answer in order else 99)
 
 
-def _about_random(rows: Sequence[EvidenceRow], statement: Statement) -> str:
+def _about_random(rows: Sequence[Row], statement: Statement) -> str:
     """Return a sentence on random heads in the models that agree at least in part."""
     positive = [row for row in rows if _answer(statement, row.verdict) in ("yes", "in part")]
     compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
@@ -196,7 +199,7 @@ def _about_random(rows: Sequence[EvidenceRow], statement: Statement) -> str:
     return f"In {reached} of these, random heads reach it as well."
 
 
-def strip(statement: Statement, rows: Sequence[EvidenceRow]) -> str:
+def strip(statement: Statement, rows: Sequence[Row]) -> str:
     """Return the strip of a statement, as HTML. It is "" if no model has a number.
 
     Args:
@@ -243,7 +246,7 @@ def _rule_zones(statement: Statement) -> list[Zone]:
     return [Zone("as claimed", statement.null_value, math.inf)]  # type: ignore[attr-defined]
 
 
-def _scale(statement: Statement, rows: Sequence[EvidenceRow]) -> Scale:
+def _scale(statement: Statement, rows: Sequence[Row]) -> Scale:
     """Return the axis that holds all numbers of the rows and the ends of the zones."""
     names = ("effect", "effect_low", "effect_high", "control", "control_low", "control_high")
     values = [getattr(row, name, math.nan) for row in rows for name in (*names, "solved")]
@@ -251,14 +254,14 @@ def _scale(statement: Statement, rows: Sequence[EvidenceRow]) -> Scale:
     values.append(getattr(statement, "published_value", None) or math.nan)
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite), max(finite)
-    is_share = "share" in statement.measure and high <= LARGEST_SHARE
+    is_share = "share" in statement.measure and bool(high <= LARGEST_SHARE)
     if isinstance(statement, Claim):
         is_share = statement.unit == "share"
     room = MARGIN * (high - low or 1.0)
     return Scale(low - room, high + room, is_share)
 
 
-def _track(statement: Statement, row: EvidenceRow, scale: Scale, zones: Sequence[Zone]) -> str:
+def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) -> str:
     """Return the picture of one model."""
     marks = [_shade(zone, scale) for zone in zones]
     published = getattr(statement, "published_value", None)
@@ -293,7 +296,7 @@ def _shade(zone: Zone, scale: Scale) -> str:
     )
 
 
-def _random_marks(row: EvidenceRow, scale: Scale) -> list[str]:
+def _random_marks(row: Row, scale: Scale) -> list[str]:
     """Return the band and the tick of random heads, and a line from the tick to the dot."""
     marks = []
     if math.isnan(row.effect_low):
@@ -319,7 +322,7 @@ def _line(name: str, scale: Scale, start: float, end: float, colour: str) -> str
     )
 
 
-def _dot(row: EvidenceRow, value: float, scale: Scale, is_filled: bool) -> str:
+def _dot(row: Row, value: float, scale: Scale, is_filled: bool) -> str:
     """Return the dot of a number; that of all prompts is hollow next to that of solved prompts."""
     colour = _colour(row)
     paint = f'fill="{colour}"' if is_filled else f'fill="none" stroke="{colour}" stroke-width="2"'
@@ -327,18 +330,18 @@ def _dot(row: EvidenceRow, value: float, scale: Scale, is_filled: bool) -> str:
     return f'<circle class="dot {name}" cx="{scale.place(value)}" cy="50%" r="{DOT}" {paint}/>'
 
 
-def _colour(row: EvidenceRow) -> str:
+def _colour(row: Row) -> str:
     """Return the colour of a row's verdict."""
     return VERDICT_COLOURS.get(row.verdict, GREY)
 
 
-def _verdict(row: EvidenceRow) -> str:
+def _verdict(row: Row) -> str:
     """Return a verdict in words, with the remark that a reader needs, as HTML."""
     remark = "; ".join(_remarks(row))
     return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "")
 
 
-def _remarks(row: EvidenceRow) -> list[str]:
+def _remarks(row: Row) -> list[str]:
     """Return what a reader must know of a verdict, besides the verdict."""
     if row.verdict == claims.NOT_TESTABLE:
         return [row.words]
@@ -357,7 +360,7 @@ def _share_of_sets(share: float) -> str:
     return f"{min(share, 0.99):.0%} of random sets of heads"
 
 
-def _item(row: EvidenceRow, statement: Statement) -> str:
+def _item(row: Row, statement: Statement) -> str:
     """Return the line of a model in the folded numbers, as HTML."""
     mark = f" ({row.mark})" if row.mark else ""
     separator = ": " if row.verdict == claims.NOT_TESTABLE else ", "
@@ -397,7 +400,7 @@ def _text(place: str, words: str, anchor: str, name: str = "") -> str:
     )
 
 
-def _key(rows: Sequence[EvidenceRow], statement: Statement) -> str:
+def _key(rows: Sequence[Row], statement: Statement) -> str:
     """Return the key of the marks of a strip, as HTML."""
     has_random = any(not math.isnan(row.control) for row in rows)
     has_band = has_random and any(not math.isnan(row.control_low) for row in rows)

@@ -128,8 +128,8 @@ class Attention(NamedTuple):
 
 def _allowed(
     mask: Tensor | None, key: Tensor, window: int | None = None
-) -> Bool[Tensor, "batch_or_1 1 position position"]:
-    """Return which positions each position may attend to.
+) -> Bool[Tensor, "batch_or_1 1 row position"]:
+    """Return which positions each row may attend to.
 
     Masks of transformers are boolean, or numbers that are added to scores, or None where attention
     is causal.
