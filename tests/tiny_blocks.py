@@ -26,6 +26,6 @@ def blocks(n, texts=TEXTS, seed=0):
 
 
 def design(k):
-    """The prompts of two arbitrary labels and of names of classes, with k demonstrations a class."""
+    """Prompts with arbitrary labels and with names of classes, k demonstrations of each class."""
     settings = Settings(k=k, separator="space", label_pairs="foo/bar, class names")
     return Design(settings, tokenizer(), 64, answers=list, model="tiny")
