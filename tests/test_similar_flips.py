@@ -10,7 +10,6 @@ import tiny_blocks
 import xarray as xr
 from conftest import refused, tiny
 from independent import Formulas
-from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.similar_flips import (
     class_similarities,
     quad_prompts,
