@@ -77,7 +77,9 @@ class Attention(NamedTuple):
         Returns:
             Attention with one row.
         """
-        return self._replace(query=self.query[:, :, -1:], mask=self.mask[:, :, -1:])
+        query = self.query[:, :, -1:]
+        mask = self.mask[:, :, -1:]
+        return self._replace(query=query, mask=mask)
 
     def select_heads(self, heads: Sequence[int]) -> Attention:
         """Return the attention of some heads, each with its own copy of keys and values.
@@ -88,11 +90,17 @@ class Attention(NamedTuple):
         Returns:
             Attention of these heads.
         """
-        group = self.query.shape[1] // self.key.shape[1]
+        n_heads = self.query.shape[1]
+        group = n_heads // self._n_kv_heads
         kv_heads = [head // group for head in heads]
         return self._replace(
             query=self.query[:, heads], key=self.key[:, kv_heads], value=self.value[:, kv_heads]
         )
+
+    @property
+    def _n_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.key.shape[1]
 
     def scores(self) -> Float[Tensor, "batch head row position"]:
         """Return the scores before the softmax, soft-capped and masked as in the model.
@@ -100,9 +108,12 @@ class Attention(NamedTuple):
         Returns:
             Scores (nats; batch, head, row, position), in at least float32.
         """
-        groups = widen(self.query).unflatten(1, (self.key.shape[1], -1))
-        products = torch.einsum("bkgqd,bkpd->bkgqp", groups, widen(self.key)).flatten(1, 2)
-        return softcapped(products * self.scaling, self.softcap).masked_fill(~self.mask, -torch.inf)
+        groups = widen(self.query).unflatten(1, (self._n_kv_heads, -1))
+        key = widen(self.key)
+        products = torch.einsum("bkgqd,bkpd->bkgqp", groups, key)
+        products = products.flatten(1, 2) * self.scaling
+        capped = softcapped(products, self.softcap)
+        return capped.masked_fill(~self.mask, -torch.inf)
 
     def weights(self) -> Weights:
         """Return the attention weights.
@@ -110,7 +121,8 @@ class Attention(NamedTuple):
         Returns:
             Weights (batch, head, row, position), which sum to 1 over positions.
         """
-        return self.scores().softmax(-1)
+        scores = self.scores()
+        return scores.softmax(-1)
 
     def z(self, weights: Weights | None = None) -> Float[Tensor, "batch head row d_head"]:
         """Return the input of W_O: the sum of values, weighted by attention.
@@ -121,9 +133,12 @@ class Attention(NamedTuple):
         Returns:
             Inputs of W_O (batch, head, row, d_head).
         """
-        weights = self.weights() if weights is None else weights
-        groups = weights.to(self.value.dtype).unflatten(1, (self.value.shape[1], -1))
-        return torch.einsum("bkgqp,bkpd->bkgqd", groups, self.value).flatten(1, 2)
+        if weights is None:
+            weights = self.weights()
+        weights = weights.to(self.value.dtype)
+        groups = weights.unflatten(1, (self._n_kv_heads, -1))
+        z = torch.einsum("bkgqp,bkpd->bkgqd", groups, self.value)
+        return z.flatten(1, 2)
 
 
 def _allowed(
@@ -136,9 +151,14 @@ def _allowed(
     """
     if mask is None:
         length = key.shape[2]
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=key.device).tril()
-    mask = mask if mask.dtype == torch.bool else mask >= 0
-    return mask if window is None else mask & torch.ones_like(mask).triu(1 - window)
+        every = torch.ones(1, 1, length, length, dtype=torch.bool, device=key.device)
+        mask = every.tril()
+    elif mask.dtype != torch.bool:
+        mask = mask >= 0
+    if window is None:
+        return mask
+    inside = torch.ones_like(mask).triu(1 - window)
+    return mask & inside
 
 
 def implementation(architecture: Architecture) -> str:
@@ -169,7 +189,8 @@ def _attention_function(module, query, key, value, attention_mask, scaling, soft
         return z.transpose(1, 2)
 
     compute_z = sdpa if softcap is None else attention.z
-    return _read(module, attention, compute_z).transpose(1, 2).contiguous(), None
+    z = _read(module, attention, compute_z)
+    return z.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, _attention_function)
@@ -182,19 +203,23 @@ def _method(model: Model, layer: int, stock: Callable, query, key, value, attent
     GPT-Neo's method itself masks the positions outside its window.
     """
     mask = _allowed(attention_mask, key, model.window(layer))
-    attention = Attention(query, key, value, mask, model.score_scaling(layer), None)
+    scaling = model.score_scaling(layer)
+    attention = Attention(query, key, value, mask, scaling, None)
 
     def compute_z() -> Tensor:
-        return stock(query, key, value, attention_mask)[0]
+        z, *_ = stock(query, key, value, attention_mask)
+        return z
 
-    return _read(model.part(layer, "attention"), attention, compute_z), None
+    module = model.part(layer, "attention")
+    return _read(module, attention, compute_z), None
 
 
 def _read(module: nn.Module, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
     """Return `compute_z()`, or the result of the module's readers, called one after the other."""
     for reader in vars(module).get(READERS, ()):
         z = reader(attention, compute_z)
-        compute_z = compute_z if z is None else partial(lambda z: z, z)
+        if z is not None:
+            compute_z = partial(lambda z: z, z)
     return compute_z()
 
 
@@ -221,10 +246,12 @@ def reading_attention(model: Model, layers: Iterable[int], reader: Reader) -> It
     with ExitStack() as stack:
         for layer in layers:
             module = model.part(layer, "attention")
-            readers = (*vars(module).get(READERS, ()), partial(reader, layer))
+            before = vars(module).get(READERS, ())
+            readers = (*before, partial(reader, layer))
             stack.enter_context(patch.object(module, READERS, readers, create=True))
             if method and method not in vars(module):
-                changed = partial(_method, model, layer, getattr(module, method))
+                stock = getattr(module, method)
+                changed = partial(_method, model, layer, stock)
                 stack.enter_context(patch.object(module, method, changed))
         yield
 
@@ -248,7 +275,8 @@ def block_calls(model: Model, layers: Iterable[int]) -> Iterator[dict[int, tuple
                 calls[layer] = split_call(args, kwargs)
 
             block = model.blocks[layer]
-            stack.enter_context(block.register_forward_pre_hook(keep, with_kwargs=True))
+            hook = block.register_forward_pre_hook(keep, with_kwargs=True)
+            stack.enter_context(hook)
         yield calls
 
 
@@ -270,7 +298,9 @@ def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any
             def keep(_, args: tuple, output: Any, layer=layer) -> None:
                 outputs[layer] = output
 
-            stack.enter_context(model.blocks[layer].register_forward_hook(keep))
+            block = model.blocks[layer]
+            hook = block.register_forward_hook(keep)
+            stack.enter_context(hook)
         yield outputs
 
 
@@ -290,9 +320,14 @@ def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
     Yields:
         None.
     """
+
+    def skip(*_, **__) -> Any:
+        return output
+
     with ExitStack() as stack:
         for block in model.blocks[:layer]:
-            stack.enter_context(patch.object(block, "forward", lambda *_, **__: output))
+            skipped = patch.object(block, "forward", skip)
+            stack.enter_context(skipped)
         yield
 
 
@@ -307,7 +342,10 @@ def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict
         Hidden states, other positional arguments, keyword arguments.
     """
     kwargs = dict(kwargs)
-    return (args[0], args[1:], kwargs) if args else (kwargs.pop("hidden_states"), (), kwargs)
+    if not args:
+        args = (kwargs.pop("hidden_states"),)
+    hidden_states, *others = args
+    return hidden_states, tuple(others), kwargs
 
 
 def places_of(batch: Prompts) -> Places:
@@ -319,7 +357,9 @@ def places_of(batch: Prompts) -> Places:
     Returns:
         Signs (batch, position): see `Places`.
     """
-    places = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.int8)
+    n_prompts = len(batch)
+    n_tokens = len(batch[0].ids)
+    places = torch.zeros(n_prompts, n_tokens, dtype=torch.int8)
     for row, e in enumerate(batch):
         for label, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
             places[row, label] = 1 if is_true else -1
@@ -336,7 +376,8 @@ def attention_difference(weights: Weights, places: Places) -> Float[Tensor, "bat
     Returns:
         Differences (batch, head, row), in [-1, 1].
     """
-    return torch.einsum("bhqp,bp->bhq", weights, places.to(weights))
+    signs = places.to(weights)
+    return torch.einsum("bhqp,bp->bhq", weights, signs)
 
 
 def swapped_weights(weights: Weights, places: Places) -> Weights:
@@ -352,17 +393,22 @@ def swapped_weights(weights: Weights, places: Places) -> Weights:
         Swapped weights (batch, head, row, position).
     """
     rows, length = weights.shape[-2:]
-    before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
-    labels = places.to(weights.device)[:, None, None] * before
-    true, other = ((labels == sign).to(weights) for sign in (1, -1))
-    true_sum, other_sum = ((weights * side).sum(-1, keepdim=True) for side in (true, other))
+    device = weights.device
+    square = torch.ones(length, length, dtype=torch.bool, device=device)
+    before = square.tril(-1)[-rows:]
+    labels = places.to(device)[:, None, None] * before
+    true = (labels == 1).to(weights)
+    other = (labels == -1).to(weights)
+    true_sum = (weights * true).sum(-1, keepdim=True)
+    other_sum = (weights * other).sum(-1, keepdim=True)
     swapped = (
         weights * (1 - true - other)
         + _shares(weights, true) * other_sum
         + _shares(weights, other) * true_sum
     )
-    both = true.any(-1, keepdim=True) & other.any(-1, keepdim=True)
-    return torch.where(both, swapped, weights)
+    has_true = true.any(-1, keepdim=True)
+    has_other = other.any(-1, keepdim=True)
+    return torch.where(has_true & has_other, swapped, weights)
 
 
 def with_class_sums(
@@ -386,8 +432,11 @@ def with_class_sums(
         Weights with these sums, which add up to 1 (batch, head, row, position).
     """
     labels = places.to(weights.device)[:, None, None]
-    true, other, rest = ((labels == sign).to(weights) for sign in (1, -1, 0))
-    true_sum, other_sum = true_sum.to(weights), other_sum.to(weights)
+    true = (labels == 1).to(weights)
+    other = (labels == -1).to(weights)
+    rest = (labels == 0).to(weights)
+    true_sum = true_sum.to(weights)
+    other_sum = other_sum.to(weights)
     return (
         _shares(weights, true) * true_sum
         + _shares(weights, other) * other_sum
@@ -399,6 +448,9 @@ def _shares(weights: Weights, side: Float[Tensor, "batch 1 row position"]) -> We
     """Return the share of each label in the attention on its class, or equal shares if it is 0."""
     on_side = weights * side
     total = on_side.sum(-1, keepdim=True)
-    no_attention = total < torch.finfo(weights.dtype).tiny
-    equal = side / side.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(no_attention, equal, on_side / total.masked_fill(no_attention, 1))
+    tiny = torch.finfo(weights.dtype).tiny
+    no_attention = total < tiny
+    shares = on_side / total.masked_fill(no_attention, 1)
+    n_labels = side.sum(-1, keepdim=True)
+    equal_shares = side / n_labels.clamp_min(1)
+    return torch.where(no_attention, equal_shares, shares)

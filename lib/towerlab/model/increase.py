@@ -20,6 +20,7 @@ their values.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,69 +74,115 @@ def increases_along(
         Increases (nats) of attention blocks (prompt, layer), of FFN blocks (prompt, layer), and of
         heads (prompt, layer, head).
     """
-    n_prompts, d_head = z.shape[1], model.d_head
-    # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
-    as_vectors = n_prompts * (model.d_model - d_head) < model.d_model * d_head
-    resid_pre, z, ffn = widen(resid_pre), widen(z), widen(ffn)
+    resid_pre = widen(resid_pre)
+    z = widen(z)
+    ffn = widen(ffn)
     frozen = scale if norm == "frozen" else None
-    # Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 /
-    # p(w). No pass for a maximum is needed: the sum holds the word itself, so it cannot vanish. It
-    # overflows where p(w) < e^-88 (float32), and is then computed again with a maximum taken out.
-    unembedding, layers = model.unembedding, range(model.n_layers)
-    final_norm, followed = unembedding.norm, unembedding.norm.fold(unembedding.weight[words])
-    word_values, inverse_scales, rows = [], [], [resid_pre[0]]
+    unembedding = model.unembedding
+    final_norm = unembedding.norm
+    followed = final_norm.fold(unembedding.weight[words])
+    # Whether projecting each head's vector takes fewer operations than E W_O^h for all prompts.
+    n_prompts = z.shape[1]
+    as_vectors = n_prompts * (model.d_model - model.d_head) < model.d_model * model.d_head
+    layers = range(model.n_layers)
+    word_values, inverse_scales = [], []
+    rows = [resid_pre[0]]
     for layer in layers:
         states, vectors, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
         scales = final_norm.scale(states) if frozen is None else frozen
-        inverse_scales.append((1 / scales).expand(states.shape[:2])[..., None])
-        word_values.append((states * followed).sum(-1, keepdim=True) * inverse_scales[-1])
-        rows += [ffn[layer], bias[None], vectors.flatten(0, 1)[: None if as_vectors else 0]]
-    together, sizes = torch.cat(rows), [len(part) for part in rows]
-    sums = torch.zeros_like(torch.stack(word_values)[..., 0])
+        inverse = (1 / scales).expand(states.shape[:2])[..., None]
+        inverse_scales.append(inverse)
+        word_value = (states * followed).sum(-1, keepdim=True)
+        word_values.append(word_value * inverse)
+        projected_vectors = vectors.flatten(0, 1) if as_vectors else vectors[0, :0]
+        rows += [ffn[layer], bias[None], projected_vectors]
+    together = torch.cat(rows)
+    sizes = [len(part) for part in rows]
+    sums = _Sums(torch.stack(word_values), torch.stack(inverse_scales))
 
-    size = SLAB * (1 if together.device.type == "cpu" else ON_GPU)
+    size = SLAB if together.device.type == "cpu" else SLAB * ON_GPU
     for weight in unembedding.weight.split(size):
         slab = final_norm.fold(weight).T
         # One large product for all layers is faster than many small ones.
         before, *projected = (together @ slab).split(sizes)
         for layer in layers:
-
-            def add_exponentials(
-                states: Any, values: Tensor, out: Tensor | None = None, layer=layer
-            ) -> None:
-                """Add the exponentials of the values of some states to their sums."""
-                word_value, inverse = word_values[layer][states], inverse_scales[layer][states]
-                exponents = torch.addcmul(-word_value, values, inverse, out=out)
-                sums[layer, states] += exponents.exp_().sum(-1)
-
-            ffn_values, bias, head_values = projected[3 * layer : 3 * layer + 3]
-            between = before + bias
+            first = 3 * layer
+            ffn_values, bias, vector_values = projected[first : first + 3]
             if as_vectors:
-                parts = iter([head_values.view(model.n_heads, *before.shape)])
+                of_heads = vector_values.view(1, model.n_heads, *before.shape)
             else:
-                factors = model.output_weight(layer).to(slab) @ slab
-                parts = (z[layer][None, :, h] @ factor for h, factor in enumerate(factors))
-            first = 3
-            for values in parts:
-                between += values[0] if len(values) == 1 else values.sum(0)
-                values += before
-                add_exponentials(slice(first, first + len(values)), values, out=values)
-                first += len(values)
-            after = between + ffn_values
-            for state, values in enumerate((before, between, after)):
-                add_exponentials(state, values)
-            before = after
+                of_heads = _factored(model, layer, slab, z[layer])
+            before = _follow_layer(sums, layer, before, bias, of_heads, ffn_values)
 
-    log_p = -sums.log()
-    for layer in sums.isinf().flatten(1).any(1).nonzero()[:, 0].tolist():
+    log_p = -sums.total.log()
+    has_overflow = sums.total.isinf().flatten(1).any(1)
+    for layer in has_overflow.nonzero()[:, 0].tolist():
         states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
         normalised = final_norm.normalise(states, frozen).flatten(0, 1)
         slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
-        total = torch.stack(slabs).logsumexp(0).view_as(log_p[layer])
-        log_p[layer] = word_values[layer][..., 0] - total
+        total = torch.stack(slabs).logsumexp(0)
+        log_p[layer] = word_values[layer][..., 0] - total.view_as(log_p[layer])
     before, between, after, *_ = log_p.unbind(1)
     with_head = log_p[:, 3:] - log_p[:, :1]
     return (between - before).T, (after - between).T, with_head.permute(2, 0, 1)
+
+
+class _Sums:
+    """Sums of exponentials over the vocabulary, relative to the followed word.
+
+    For word w the sum is sum_j exp(bs_j - bs_w) = 1 / p(w). No pass for a maximum is needed: the
+    sum holds the word itself, so it cannot vanish. It overflows where p(w) < e^-88 (float32), and
+    is then computed again with a maximum taken out.
+    """
+
+    def __init__(
+        self,
+        word_values: Float[Tensor, "layer state prompt 1"],
+        inverse_scales: Float[Tensor, "layer state prompt 1"],
+    ):
+        """Begin with zero."""
+        self.word_values = word_values
+        self.inverse_scales = inverse_scales
+        self.total = torch.zeros_like(word_values[..., 0])
+
+    def add(self, layer: int, states: Any, values: Tensor, out: Tensor | None = None) -> None:
+        """Add the exponentials of the values of some states of a layer."""
+        word_value = self.word_values[layer, states]
+        inverse = self.inverse_scales[layer, states]
+        exponents = torch.addcmul(-word_value, values, inverse, out=out)
+        self.total[layer, states] += exponents.exp_().sum(-1)
+
+
+def _factored(
+    model: Model, layer: int, slab: Float[Tensor, "d_model word"], z: Tensor
+) -> Iterator[Float[Tensor, "1 prompt word"]]:
+    """Yield the values of each head of a layer, from its output space."""
+    factors = model.output_weight(layer).to(slab) @ slab
+    for head, factor in enumerate(factors):
+        yield z[None, :, head] @ factor
+
+
+def _follow_layer(
+    sums: _Sums,
+    layer: int,
+    before: Float[Tensor, "prompt word"],
+    bias: Float[Tensor, "1 word"],
+    of_heads: Iterable[Float[Tensor, "head prompt word"]],
+    ffn_values: Float[Tensor, "prompt word"],
+) -> Float[Tensor, "prompt word"]:
+    """Add a layer's states to the sums, and return the values after it: see the module."""
+    between = before + bias
+    first = 3
+    for values in of_heads:
+        between += values[0] if len(values) == 1 else values.sum(0)
+        values += before
+        states = slice(first, first + len(values))
+        sums.add(layer, states, values, out=values)
+        first += len(values)
+    after = between + ffn_values
+    for state, values in enumerate((before, between, after)):
+        sums.add(layer, state, values)
+    return after
 
 
 def _states(
@@ -154,8 +201,11 @@ def _states(
     The states are the residual stream before, between and after the layer's blocks, followed by the
     first state plus the vector of each head.
     """
-    vectors = torch.einsum("nhk,hkd->hnd", z, model.output_weight(layer).to(z))
+    weight = model.output_weight(layer).to(z)
+    vectors = torch.einsum("nhk,hkd->hnd", z, weight)
     bias = model.output_bias(layer, "attention")
     bias = vectors.new_zeros(model.d_model) if bias is None else bias.to(vectors)
     between = x + vectors.sum(0) + bias
-    return torch.cat([torch.stack([x, between, between + ffn]), x + vectors]), vectors, bias
+    after = between + ffn
+    states = torch.cat([torch.stack([x, between, after]), x + vectors])
+    return states, vectors, bias

@@ -17,8 +17,8 @@ depend on the query, and its keys and values serve all queries that follow it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,7 @@ from towerlab.model.attention import block_calls
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
 
+T = TypeVar("T")
 Ids = tuple[int, ...]
 MAX_TOKENS = 4096
 """Maximum number of tokens that are run at once"""
@@ -43,6 +44,14 @@ class StreamInputs(NamedTuple):
     """At the labels of the demonstrations"""
 
 
+class _End(NamedTuple):
+    """The rest of a prompt, the row of its beginning, and the number of the prompt."""
+
+    ids: Ids
+    row: int
+    prompt: int
+
+
 @torch.inference_mode()
 def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) -> StreamInputs:
     """Compute the inputs of all layers at the last position and at labels.
@@ -55,38 +64,47 @@ def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) 
         encoded: Prompts with equal numbers of demonstrations.
         max_tokens: Maximum number of tokens that are run at once.
     """
+    n_prompts = len(encoded)
+    n_labels = len(encoded[0].label_positions)
     shape = model.n_layers, model.d_model
-    last = torch.empty(len(encoded), *shape, dtype=model.dtype)
-    labels = torch.empty(len(encoded), len(encoded[0].label_positions), *shape, dtype=model.dtype)
+    last = torch.empty(n_prompts, *shape, dtype=model.dtype)
+    labels = torch.empty(n_prompts, n_labels, *shape, dtype=model.dtype)
     prompts_of: dict[Ids, list[int]] = {}  # beginning -> numbers of prompts
     for i, e in enumerate(encoded):
-        prompts_of.setdefault(e.ids[: e.label_positions[-1] + 1], []).append(i)
-    beginnings = list(prompts_of)
-    for numbers in _of_one_length(beginnings, max_tokens):
-        begun, cache = [beginnings[i] for i in numbers], DynamicCache(config=model.config)
-        streams = _run(model, begun, cache)
-        followed = [(row, i) for row, ids in enumerate(begun) for i in prompts_of[ids]]
-        for row, i in followed:
-            labels[i] = streams[row, list(encoded[i].label_positions)]
-        ends = [encoded[i].ids[len(begun[0]) :] for _, i in followed]
+        length = e.label_positions[-1] + 1
+        prompts_of.setdefault(e.ids[:length], []).append(i)
+    for beginnings in _of_one_length(list(prompts_of), max_tokens):
+        length = len(beginnings[0])
+        cache = DynamicCache(config=model.config)
+        streams = _run(model, beginnings, cache)
+        ends = []
+        for row, ids in enumerate(beginnings):
+            for i in prompts_of[ids]:
+                positions = list(encoded[i].label_positions)
+                labels[i] = streams[row, positions]
+                ends.append(_End(encoded[i].ids[length:], row, i))
         # Each row of this batch also holds the keys and values of its beginning.
-        for some in _of_one_length(ends, max_tokens // (len(begun[0]) + 1)):
-            rows, prompts = zip(*(followed[j] for j in some), strict=True)
+        max_rows = max_tokens // (length + 1)
+        for some in _of_one_length(ends, max_rows, lambda end: len(end.ids)):
+            ids, rows, prompts = zip(*some, strict=True)
             of_rows = copy.deepcopy(cache)
             of_rows.batch_select_indices(torch.tensor(rows, device=model.device))
-            last[list(prompts)] = _run(model, [ends[j] for j in some], of_rows)[:, -1]
+            streams = _run(model, ids, of_rows)
+            last[list(prompts)] = streams[:, -1]
     return StreamInputs(last, labels)
 
 
-def _of_one_length(texts: Sequence[Ids], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of texts of equal length, with at most `max_tokens` tokens together."""
-    by_length: dict[int, list[int]] = {}
-    for i, ids in enumerate(texts):
-        by_length.setdefault(len(ids), []).append(i)
-    for length, numbers in by_length.items():
-        size = max(1, max_tokens // length)
-        for first in range(0, len(numbers), size):
-            yield numbers[first : first + size]
+def _of_one_length(
+    items: Sequence[T], max_tokens: int, length: Callable[[Any], int] = len
+) -> Iterator[list[T]]:
+    """Yield items of equal length, with at most `max_tokens` tokens together."""
+    by_length: dict[int, list[T]] = {}
+    for item in items:
+        by_length.setdefault(length(item), []).append(item)
+    for n_tokens, group in by_length.items():
+        size = max(1, max_tokens // n_tokens)
+        for first in range(0, len(group), size):
+            yield group[first : first + size]
 
 
 def _run(
@@ -95,6 +113,8 @@ def _run(
     """Run texts that follow what is in the cache, and return the inputs of all layers."""
     embeddings = model.hf.get_input_embeddings().weight
     ids = torch.tensor(texts, device=embeddings.device)
-    with block_calls(model, range(model.n_layers)) as calls:
+    layers = range(model.n_layers)
+    with block_calls(model, layers) as calls:
         model.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-    return torch.stack([calls[layer][0].cpu() for layer in range(model.n_layers)], 2)
+    inputs = [calls[layer][0].cpu() for layer in layers]
+    return torch.stack(inputs, 2)

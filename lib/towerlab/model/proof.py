@@ -71,9 +71,19 @@ def _probe(model: Model) -> Encoded:
 
     The identities hold on any input, so no tokenizer is needed.
     """
-    ids = tuple(int(i) for i in torch.linspace(0, model.unembedding.vocabulary - 1, 8))
-    prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
-    return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
+    last_id = model.unembedding.vocabulary - 1
+    ids = torch.linspace(0, last_id, 8).int().tolist()
+    demonstration = Demonstration("one", "foo")
+    prompt = Prompt((demonstration,), "two", "foo", ("foo", "bar"))
+    return Encoded(
+        prompt,
+        ids=tuple(ids),
+        label_positions=(1,),
+        text_spans=((0, 1),),
+        query_span=(2, 3),
+        last=7,
+        label_ids={"foo": 1, "bar": 2},
+    )
 
 
 def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
@@ -86,47 +96,80 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     Returns:
         Identity -> relative error.
     """
-    unembedding, errors = model.unembedding, dict[str, float]()
-
-    def compare(identity: str, ours: Tensor, theirs: Tensor) -> None:
-        ours, theirs = widen(ours), widen(theirs)
-        error = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
-        errors[identity] = max(error, errors.get(identity, error))
-
-    # Summed in float32 at least: of a narrow model only its own rounding is left.
-    total = (
-        widen(capture.resid_pre[0])
-        + widen(capture.attention_output).sum(0)
-        + widen(capture.ffn_output).sum(0)
-    )
-    compare("the sum of embeddings and blocks", total, capture.resid_final)
+    errors = {"the sum of embeddings and blocks": _error(_total(capture), capture.resid_final)}
     for layer in range(model.n_layers):
-        weight = model.output_weight(layer).to(capture.z.device)
-        heads = torch.einsum("bhk,hkd->bd", capture.z[layer], weight)
-        heads = add_bias(heads, model.output_bias(layer, "attention"))
-        compare("the sum of heads", heads, capture.attention_output[layer])
-        values = model.for_query_heads(capture.values[layer])
-        z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
-        compare("the sum of positions", z, capture.z[layer])
-        normed = model.normed(layer, "attention", capture.stream_inputs[layer])
-        scores = query_key.last_scores(model, layer, normed)
-        visible = capture.scores[layer].isfinite()
-        compare("a product of query and key", scores[visible], capture.scores[layer][visible])
-        neurons = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
-        neurons = add_bias(neurons, model.output_bias(layer, "ffn"))
-        compare("the sum of neurons", neurons, capture.ffn_output[layer])
-        coefficients = _coefficients(model, layer, capture)
-        compare("a product with a subkey", coefficients, capture.ffn_out_input[layer])
-    logits = unembed.bs_values(capture.resid_final, unembedding)
-    if (bias := unembedding.norm.bias) is not None:
-        logits = logits + (bias.to(model.device) @ unembedding.weight.T).to(logits.dtype)
-    logits = softcapped(add_bias(logits, unembedding.bias), unembedding.softcap)
-    compare("our logits", logits, capture.own_logits)
+        for identity, (ours, theirs) in _of_layer(model, layer, capture).items():
+            error = _error(ours, theirs)
+            errors[identity] = max(error, errors.get(identity, error))
+    errors["our logits"] = _error(_logits(model, capture), capture.own_logits)
     return errors
+
+
+def _error(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference, relative to the largest of their numbers."""
+    theirs = widen(theirs)
+    difference = (widen(ours) - theirs).abs().max()
+    size = theirs.abs().max().clamp_min(1e-12)
+    return float(difference / size)
+
+
+def _total(capture: Capture) -> Tensor:
+    """Return the sum of embeddings and blocks.
+
+    It is summed in float32 at least: of a narrow model only its own rounding is left.
+    """
+    embeddings = widen(capture.resid_pre[0])
+    attention = widen(capture.attention_output).sum(0)
+    ffn = widen(capture.ffn_output).sum(0)
+    return embeddings + attention + ffn
+
+
+def _of_layer(model: Model, layer: int, capture: Capture) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return both sides of each identity of a layer: our numbers, and the model's."""
+    z = capture.z[layer]
+    weight = model.output_weight(layer).to(z.device)
+    heads = torch.einsum("bhk,hkd->bd", z, weight)
+    heads = add_bias(heads, model.output_bias(layer, "attention"))
+    values = model.for_query_heads(capture.values[layer])
+    weights = capture.weights[layer].to(values.dtype)
+    positions = torch.einsum("bhp,bhpk->bhk", weights, values)
+    normed = model.normed(layer, "attention", capture.stream_inputs[layer])
+    our_scores = query_key.last_scores(model, layer, normed)
+    scores = capture.scores[layer]
+    visible = scores.isfinite()
+    neurons = capture.neurons[layer]
+    ffn = neurons @ model.ffn_weight(layer).to(neurons.device)
+    ffn = add_bias(ffn, model.output_bias(layer, "ffn"))
+    coefficients = _coefficients(model, layer, capture)
+    return {
+        "the sum of heads": (heads, capture.attention_output[layer]),
+        "the sum of positions": (positions, z),
+        "a product of query and key": (our_scores[visible], scores[visible]),
+        "the sum of neurons": (ffn, capture.ffn_output[layer]),
+        "a product with a subkey": (coefficients, capture.ffn_out_input[layer]),
+    }
+
+
+def _logits(model: Model, capture: Capture) -> Tensor:
+    """Return the logits, from the final residual stream."""
+    unembedding = model.unembedding
+    logits = unembed.bs_values(capture.resid_final, unembedding)
+    bias = unembedding.norm.bias
+    if bias is not None:
+        bias_logits = bias.to(model.device) @ unembedding.weight.T
+        logits = logits + bias_logits.to(logits.dtype)
+    logits = add_bias(logits, unembedding.bias)
+    return softcapped(logits, unembedding.softcap)
 
 
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Return the coefficients of all neurons of a layer, from the stream before its FFN."""
-    x, (subkeys, bias) = model.normed(layer, "ffn", capture.resid_mid[layer]), model.subkeys(layer)
-    first, *second = add_bias(torch.einsum("bd,mnd->bmn", x, subkeys.to(x)), bias).unbind(1)
-    return model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
+    x = model.normed(layer, "ffn", capture.resid_mid[layer])
+    subkeys, bias = model.subkeys(layer)
+    products = torch.einsum("bd,mnd->bmn", x, subkeys.to(x))
+    maps = add_bias(products, bias).unbind(1)
+    activation = model.part(layer, "ffn_activation")
+    coefficients = activation(maps[0])
+    if len(maps) == 1:
+        return coefficients
+    return coefficients * maps[1]

@@ -65,13 +65,13 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     Raises:
         Unavailable: If no published set is available. The error has the reason.
     """
+    sets: dict[str, dict[str, list[str]]] = {}
     if suite == "sentences":
         texts = sentences.class_texts(suite)
-        return {
-            pair: {cls: texts[cls] for cls in pair.split("/")}
-            for pair in sentences.class_pairs(suite)
-        }
-    sets, reason = {}, ""
+        for pair in sentences.class_pairs(suite):
+            sets[pair] = {cls: texts[cls] for cls in pair.split("/")}
+        return sets
+    reason = ""
     for name, file in PUBLISHED.items():
         try:
             sets[name] = sentences.set_texts(file)
@@ -104,9 +104,17 @@ def paper_prompts(
     halves = {}
     for cls, class_texts in (texts or {}).items():
         rng = np.random.default_rng([seed, _SEED, *cls.encode()])
-        mixed = rng.permutation(np.array(class_texts, object)).tolist()
-        halves[cls] = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+        mixed = _mixed(rng, class_texts)
+        half = len(mixed) // 2
+        halves[cls] = mixed[:half], mixed[half:]
     return [_draw(name, i, seed, halves) for i in range(n)]
+
+
+def _mixed(rng: np.random.Generator, texts: Iterable[str]) -> list[str]:
+    """Return texts in a random order, without labels."""
+    usable = [text for text in texts if text not in LABELS]
+    objects = np.array(usable, object)
+    return rng.permutation(objects).tolist()
 
 
 def _draw(
@@ -114,16 +122,23 @@ def _draw(
 ) -> Prompt:
     """Return one prompt of a set; `halves` are each class's texts of demonstrations and queries."""
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
-    false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
-    pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
-    true_texts, false_texts = (
-        rng.permutation(np.array([text for text in pool if text not in LABELS], object))
-        for pool in pools
-    )
-    demonstrations = [Demonstration(text, LABELS[1], false) for text in false_texts[:K]]
-    demonstrations += [Demonstration(text, LABELS[0], true) for text in true_texts[:K]]
-    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else true_texts[K]
-    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
+    if halves:
+        false, true, *_ = rng.permutation(list(halves)).tolist()
+        words = {cls: demonstrations for cls, (demonstrations, _) in halves.items()}
+    else:
+        false, true = name.split("/")
+        words = class_words()
+    true_texts = _mixed(rng, words[true])
+    false_texts = _mixed(rng, words[false])
+    if halves:
+        _, queries = halves[true]
+        query = queries[rng.integers(len(queries))]
+    else:
+        query = true_texts[K]
+    true_label, false_label = LABELS
+    demonstrations = [Demonstration(text, false_label, false) for text in false_texts[:K]]
+    demonstrations += [Demonstration(text, true_label, true) for text in true_texts[:K]]
+    return Prompt(demonstrations, query, true_label, LABELS, true, name, block=number)
 
 
 def _other_query(prompt: Prompt) -> Prompt:
@@ -131,11 +146,14 @@ def _other_query(prompt: Prompt) -> Prompt:
 
     The prediction flips (EMNLP tables 5 and 6, as summarised).
     """
-    cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.query_class)
-    used = {*LABELS, *(d.text for d in prompt.demonstrations)}
-    unused = [word for word in class_words()[cls] if word not in used]
-    i = np.random.default_rng([_SEED, prompt.block]).integers(len(unused))
-    return with_query(prompt, unused[i], cls)
+    classes = {d.cls for d in prompt.demonstrations}
+    (cls,) = classes - {prompt.query_class}
+    used = {d.text for d in prompt.demonstrations}.union(LABELS)
+    words = class_words()[cls]
+    unused = [word for word in words if word not in used]
+    rng = np.random.default_rng([_SEED, prompt.block])
+    query = unused[rng.integers(len(unused))]
+    return with_query(prompt, query, cls)
 
 
 ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}
