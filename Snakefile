@@ -5,7 +5,7 @@
 #
 # `towerlab.plan` says what each notebook reads. `update` keeps the last good file when a job fails.
 #
-# One rule says when a measurement is made again: when its identity is another (`cache.identity`). `twotowers book` makes what is
+# One rule says when a measurement is made again: when its identity is another (`twotowers.identity`). `twotowers book` makes what is
 # missing or stale before Snakemake starts; with a profile it forces these jobs. Whatever is left, chapters measure themselves.
 
 import logging, os, sys

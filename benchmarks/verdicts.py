@@ -22,11 +22,10 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 from towerlab import building, cli
-from towerlab.measure import cache
 from towerlab.measure.pipeline import Pipeline
 from towerlab.model import loading
 from towerlab.progress import say
-from twotowers import claims, evidence, files
+from twotowers import claims, evidence, files, identity
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, chapter_names, data_folder
 from twotowers.settings import Settings
@@ -77,7 +76,7 @@ def folder(pipeline: Pipeline) -> Path:
     Args:
         pipeline: Pipeline of the model.
     """
-    return cache.folder(pipeline.settings, pipeline.name)
+    return identity.folder_of(pipeline.settings, pipeline.name)
 
 
 def verdicts(
@@ -127,7 +126,7 @@ def verdicts(
 def _measurement(pipeline: Pipeline, name: str) -> xr.Dataset:
     """Return a measurement as chapters open it: the precomputed one if it has these settings."""
     data = files.open_precomputed(pipeline.name, pipeline.settings.suite, name)
-    matches = data is not None and files.matches_settings(data, pipeline.settings)
+    matches = data is not None and identity.matches_settings(data, pipeline.settings)
     return data if matches else pipeline.measured(name)
 
 

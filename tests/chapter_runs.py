@@ -6,9 +6,9 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 from conftest import ROOT
-from towerlab.measure.cache import TABLES, TEXTS
 from towerlab.plan import Plan
 from twotowers import book, evidence, tables
+from twotowers.identity import TABLES, TEXTS
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tiny_blocks
 import xarray as xr
-from towerlab.measure import cache
 from towerlab_experiments.chosen_demonstrations import (
     choices_of,
     chosen,
@@ -13,6 +12,7 @@ from towerlab_experiments.chosen_demonstrations import (
     prompts_of,
     yardsticks,
 )
+from twotowers import identity
 from twotowers.settings import Settings
 
 DESIGN = tiny_blocks.design(k=2)
@@ -87,10 +87,10 @@ def test_both_prompts_of_a_query_have_the_same_texts():
 
 def test_another_table_of_similarities_makes_the_file_stale(tmp_path, monkeypatch):
     names = "chosen_demonstrations", "similar_flips"
-    before = [cache.identity(name, Settings(), "m@0") for name in names]
-    read = cache.read_text
+    before = [identity.identity_of(name, Settings(), "m@0") for name in names]
+    read = identity.read_text
     monkeypatch.setattr(
-        cache, "read_text", lambda path: read(path) + ("x" if "similarity" in path.name else "")
+        identity, "read_text", lambda path: read(path) + ("x" if "similarity" in path.name else "")
     )
-    after = [cache.identity(name, Settings(), "m@0") for name in names]
+    after = [identity.identity_of(name, Settings(), "m@0") for name in names]
     assert before[0] != after[0] and before[1] == after[1]

@@ -5,10 +5,9 @@ import unicodedata
 
 import pytest
 from conftest import ROOT, make_home, refused
-from towerlab.measure import cache
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
-from twotowers import evidence, files, settings
+from twotowers import evidence, files, identity, settings
 from twotowers.paths import HOME, evidence_folder
 from twotowers.settings import Settings, Template
 
@@ -48,22 +47,22 @@ def change(home, file, old, new, encoding="utf8"):
 
 def test_a_list_saved_in_another_way_is_the_same_list(home):
     change(home, "words/words.csv", "coffee,", "café,")
-    before = cache.text_digest("words")
+    before = identity.text_digest("words")
     path = home / "data/words/words.csv"
     path.write_bytes(path.read_text("utf8").replace("\n", "\r\n").encode("utf-8-sig"))
-    assert cache.text_digest("words") == before
+    assert identity.text_digest("words") == before
     path.write_bytes(path.read_text("utf-8-sig").encode("utf8"))
     change(home, "words/words.csv", "café", unicodedata.normalize("NFD", "café"))
-    assert cache.text_digest("words") == before and "café" in set(blocks.words()["word"])
+    assert identity.text_digest("words") == before and "café" in set(blocks.words()["word"])
     change(home, "words/words.csv", "love,", "loves,")
-    assert cache.text_digest("words") != before
+    assert identity.text_digest("words") != before
 
 
 def test_precomputed_measurements_stay_and_new_ones_are_drawn_from_other_lists(home):
     """One more label pair, class pair, class or stop word, or another word."""
     precomputed = "data/measurements/smollm2-135m"
     (home / precomputed).symlink_to(ROOT / precomputed)
-    before = cache.identity("heads", Settings(), "m@0")
+    before = identity.identity_of("heads", Settings(), "m@0")
     for file, more in (
         ("labels.csv", "blick,fnord,nonsense"),
         ("words.csv", "eins,zahl,0,0\nzwei,farbe,0,0"),
@@ -75,8 +74,8 @@ def test_precomputed_measurements_stay_and_new_ones_are_drawn_from_other_lists(h
         forget()
         assert files.open_precomputed("smollm2-135m", "words", "heads") is not None
         # What is measured now is drawn from more.
-        assert cache.identity("heads", Settings(), "m@0") != before
-        before = cache.identity("heads", Settings(), "m@0")
+        assert identity.identity_of("heads", Settings(), "m@0") != before
+        before = identity.identity_of("heads", Settings(), "m@0")
 
 
 def test_a_word_of_two_classes_is_drawn_for_neither(home):

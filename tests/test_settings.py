@@ -6,9 +6,9 @@ import tiny_blocks
 import torch
 import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
-from towerlab.measure import cache, pipeline
+from towerlab.measure import pipeline
 from towerlab.measure.observations import answers_of
-from twotowers import files
+from twotowers import identity
 from twotowers.settings import Settings, Template
 
 
@@ -78,12 +78,12 @@ CHANGED = (
 def test_what_decides_numbers_is_in_the_identity_and_a_recorded_file_stands_for_no_other(given):
     name, _, value = given.partition("=")
     plain, other = Settings(), Settings.from_values({name: value})
-    of_words, of_sets = (cache.identity(name, plain, "m@0") for name in ("heads", "paper"))
+    of_words, of_sets = (identity.identity_of(name, plain, "m@0") for name in ("heads", "paper"))
     heads = xr.Dataset(attrs={"identity": of_words, "measurement": "heads"})
-    assert (cache.identity("heads", other, "m@0") != of_words) == (
+    assert (identity.identity_of("heads", other, "m@0") != of_words) == (
         name not in {"prompts", "device"}
     )
-    assert (cache.identity("paper", other, "m@0") != of_sets) == (
+    assert (identity.identity_of("paper", other, "m@0") != of_sets) == (
         name in {"prompts", "seed", "dtype"}
     )
-    assert files.matches_settings(heads, other) == (name in {*files.NUMBERS, "device"})
+    assert identity.matches_settings(heads, other) == (name in {*identity.NUMBERS, "device"})

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, make_home
-from towerlab.measure.cache import identity
 from twotowers import catalogue
+from twotowers.identity import identity_of as identity
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
 LEFT_OUT = {
-    "towerlab.measure.cache",
     "towerlab.model.architectures",
     "towerlab.model.checkpoint",
     "towerlab.model.hub",

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
-from towerlab.measure import cache
-from twotowers import catalogue, files, head_selection, intervals, matrices
+from twotowers import catalogue, files, head_selection, identity, intervals, matrices
 from twotowers.errors import TwoTowersError
 from twotowers.heads import head_names
 from twotowers.paths import data_folder
@@ -80,10 +79,9 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 def _current(data: xr.Dataset, model: str, suite: str, name: str) -> xr.Dataset | None:
     """Return a measurement if it is of this model, and of current texts and code, or None."""
-    made_with = json.loads(data.attrs["identity"])
-    made = data.attrs["model"], made_with["texts"], made_with["versions"]
-    now = model, cache.text_digest(suite), catalogue.versions(name)
-    return data if made == now else None
+    texts, versions = identity.text_digest(suite), catalogue.versions(name)
+    is_current = identity.agrees(data, texts=texts, versions=versions)
+    return data if is_current and data.attrs["model"] == model else None
 
 
 def _effect_columns(effects: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:

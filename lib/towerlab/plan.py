@@ -21,15 +21,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import xarray as xr
 import yaml
-from twotowers import catalogue, claims, files
+from twotowers import catalogue, claims, files, identity
 from twotowers.judged_model import LEARNED
 from twotowers.paths import book_folder, chapter_number, data_folder
 from twotowers.settings import Settings
 from twotowers.tables import read_csv, read_text
 
-from towerlab.measure import cache
 from towerlab.measure.pipeline import Pipeline
 
 OF_ALL = {"claims": (LEARNED,), "figures": claims.TASK}
@@ -46,23 +44,6 @@ def listed(toc: Mapping[str, Any]) -> list[str]:
         Pages as paths relative to the folder of _toc.yml, such as "book/intro".
     """
     return [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
-
-
-def is_current(path: Path, identity: str) -> bool:
-    """Return whether a file of a measurement has an identity.
-
-    Args:
-        path: Path of the file, which may be missing.
-        identity: Identity of the measurement.
-
-    Returns:
-        False if the file cannot be read.
-    """
-    try:
-        with xr.open_dataset(path) as data:
-            return data.attrs.get("identity") == identity
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 @dataclass(frozen=True)
@@ -196,7 +177,7 @@ class Plan:
             stale = [
                 name
                 for name in names
-                if not is_current(pipeline.path(name), pipeline.identity(name))
+                if not identity.is_current(pipeline.path(name), pipeline.identity(name))
             ]
             if stale:
                 missing[suite] = stale
@@ -223,7 +204,7 @@ class Plan:
             (
                 suite,
                 self.pipeline(suite).fingerprint,
-                cache.text_digest(suite),
+                identity.text_digest(suite),
                 catalogue.versions(m),
             )
             for suite, m in self.measurements(notebook)
@@ -255,7 +236,7 @@ class Plan:
         )
         shown = {"models/names.csv": read_text(data_folder() / "models/names.csv")}
         rows = {f"{name}.csv": text for name, text in of_chapter.items()} | shown
-        return used | {path: files.digits(text) for path, text in rows.items()}
+        return used | {path: identity.digits(text) for path, text in rows.items()}
 
     def statements(self, notebook: str, table: str) -> str:
         """Return the rows of a table of statements that a notebook uses, as CSV.
@@ -278,7 +259,7 @@ def all_tables() -> dict[str, str]:
     found = [*data.glob("*.csv"), *data.glob("*/*.csv")]  # a folder may be a link
     paths = (path for path in sorted(found) if not path.name.startswith("."))
     tables = {path.relative_to(data).as_posix(): read_text(path) for path in paths}
-    return {path: files.digits(text) for path, text in tables.items() if path != "versions.csv"}
+    return {path: identity.digits(text) for path, text in tables.items() if path != "versions.csv"}
 
 
 def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:

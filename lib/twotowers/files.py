@@ -8,15 +8,13 @@ then the random sets that are matched to them. The coordinate `matched_set` hold
 set that a random set is matched to, and "" for selected sets.
 
 The attribute `identity` lists everything that decides the numbers, as JSON: the model, the
-settings, a digest of the texts that prompts are drawn from, and the versions of the code. A
-precomputed file is valid if its versions are current.
+settings, a digest of the texts that prompts are drawn from, and the versions of the code
+(`identity`). A precomputed file is valid if its versions are current.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import platform
 import signal
@@ -24,64 +22,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import xarray as xr
 
-from twotowers.catalogue import catalogue, fault, row_of, versions
+from twotowers import identity
+from twotowers.catalogue import catalogue, fault, versions
 from twotowers.errors import TwoTowersError
 from twotowers.names import precomputed_models
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
-NUMBERS = {"evaluation_blocks", "selection_blocks", "prompts"}
-"""Settings that count prompts"""
-PAPER_SETTINGS = {"suite", "prompts", "seed", "dtype"}
-"""Settings that decide a measurement of the paper's own sets"""
-OTHER_SETTINGS = {"model", "device", "device_map", "out", "prompts"}
-"""Settings that do not decide any other measurement"""
-
 
 class UnexpectedVariables(TwoTowersError):
     """A measurement that differs from data/variables.csv."""
-
-
-def digits(value: object) -> str:
-    """Return 12 hexadecimal digits of the SHA-256 of a value.
-
-    Args:
-        value: Value that JSON can hold.
-    """
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
-
-
-def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
-    """Return the settings that decide the numbers of a measurement.
-
-    Args:
-        name: Measurement.
-        settings: All settings.
-        **dump: Arguments of `Settings.model_dump`.
-    """
-    row = row_of(name)
-    if row.prompts == "paper_sets":
-        return settings.model_dump(include=PAPER_SETTINGS, **dump)
-    others = OTHER_SETTINGS if row.is_evaluation else OTHER_SETTINGS | {"evaluation_blocks"}
-    return settings.model_dump(exclude=others, **dump)
-
-
-def changed_settings(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the deciding settings of a measurement that differ from their defaults.
-
-    The suite is not among them.
-
-    Args:
-        name: Measurement.
-        settings: All settings.
-    """
-    changed = deciding_settings(name, settings, exclude_defaults=True)
-    changed.pop("suite", None)
-    return dict(sorted(changed.items()))
 
 
 @contextmanager
@@ -265,7 +219,7 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
             f"cannot use '{path}': expected {name} of {model} ({suite}), and got {made[2]} of "
             f"{made[0]} ({made[1]}); remove this copy"
         )
-    if json.loads(data.attrs["identity"])["versions"] != versions(name):
+    if not identity.agrees(data, versions=versions(name)):
         source = data.attrs["fingerprint"].partition("@")[0]
         option = "" if suite == "words" else f" --suite {suite}"
         raise TwoTowersError(
@@ -292,18 +246,4 @@ def is_served(model: str, suite: str, name: str, settings: Settings) -> bool:
         data = open_precomputed(model, suite, name)
     except TwoTowersError:
         return False
-    return data is not None and matches_settings(data, settings)
-
-
-def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
-    """Return whether a precomputed measurement has every setting that differs from its default.
-
-    The numbers of blocks and prompts do not count: a precomputed measurement has its own.
-
-    Args:
-        data: A precomputed measurement.
-        settings: All settings.
-    """
-    made_with = json.loads(data.attrs["identity"])
-    changed = changed_settings(data.attrs["measurement"], settings).items()
-    return all(made_with[name] == value for name, value in changed if name not in NUMBERS)
+    return data is not None and identity.matches_settings(data, settings)

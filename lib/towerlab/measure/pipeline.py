@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
-from twotowers import catalogue, files, head_selection
+from twotowers import catalogue, files, head_selection, identity
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
@@ -35,7 +35,6 @@ from twotowers.names import is_local, slug
 from twotowers.paths import included_models
 from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
 
-from towerlab.measure import cache
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import checkpoint, loading
 from towerlab.progress import progress, say
@@ -327,7 +326,7 @@ class Pipeline:
         included = checkpoint.fingerprint_of_folder(folder) if folder else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
-        return f"{name}--{self.fingerprint.partition('@')[2][: cache.DIGITS_OF_NAMES]}"
+        return f"{name}--{self.fingerprint.partition('@')[2][: identity.DIGITS_OF_NAMES]}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -394,10 +393,10 @@ class Pipeline:
         Returns:
             Path, whether or not the file exists.
         """
-        return cache.folder(self.settings, self.name, name) / f"{name}.nc"
+        return identity.folder_of(self.settings, self.name, name) / f"{name}.nc"
 
     def identity(self, name: str) -> str:
-        """Return the identity of a measurement: see `cache.identity`.
+        """Return the identity of a measurement: see `identity.identity_of`.
 
         Args:
             name: Measurement.
@@ -405,7 +404,7 @@ class Pipeline:
         Returns:
             Text of all inputs that decide its numbers.
         """
-        return cache.identity(name, self.settings, self.fingerprint)
+        return identity.identity_of(name, self.settings, self.fingerprint)
 
     def stored(self, name: str) -> xr.Dataset | None:
         """Return a measurement from its file, or None if the file is missing or stale.
@@ -478,7 +477,8 @@ class Pipeline:
         Returns:
             Dataset of all parts, with the coordinates `matched_set` and `control` if it has sets.
         """
-        identity, size = self.identity(name), recipe.part or self.part_size(name)
+        made_from = self.identity(name)
+        size = recipe.part or self.part_size(name)
         n = len(recipe.items)
         stage, parts = recipe.stage or recipe.measure.__name__, []
         sets = [recipe.all_sets] if recipe.sets else []
@@ -489,11 +489,11 @@ class Pipeline:
                     data = files.read(path)
                 except TwoTowersError:  # missing, or of a process that was killed
                     data = xr.Dataset()
-                if data.attrs.get("identity") != identity:
+                if data.attrs.get("identity") != made_from:
                     some = recipe.items[start : start + size]
                     data = recipe.measure(self.model, some, *sets, *recipe.arguments)
                     if n > size:
-                        write(data.assign_attrs(identity=identity), path)
+                        write(data.assign_attrs(identity=made_from), path)
                         data = files.read(path)
                 parts.append(data.drop_attrs())
                 bar.update(size)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from twotowers.errors import TwoTowersError
-from twotowers.files import atomic_write, digits, precomputed_fingerprint
+from twotowers.files import atomic_write, precomputed_fingerprint
+from twotowers.identity import digits
 from twotowers.names import CONFIG, HUB_ID, is_local, second_meaning
 from twotowers.paths import build_folder, data_folder, included_models
 from twotowers.tables import read_csv
