@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from tags import Page
-from twotowers import pages, strips
+from twotowers import claims, pages, strips
 from twotowers.claims import Claim
-from twotowers.evidence import verdict_row
+from twotowers.evidence import EvidenceRow, verdict_row
 from twotowers.figures import VEGA
 
 HOSTILE = [
@@ -111,6 +111,17 @@ def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_p
     assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": note}
     folded = ["hide-input" in cell["metadata"]["tags"] for cell in page["cells"]]
     assert folded == [True, True, False] and not page["metadata"]
+
+
+def test_links_of_outputs_lead_to_notebooks_and_on_pages_to_pages(tmp_path):
+    """No role of Sphinx is in a notebook, which would show it as it is."""
+    result = claims.paper_results()["figure 6"]
+    row = EvidenceRow("figure 6", "m", claims.AGREES, "", "", "4", effect=1.0, figure="4.1")
+    text = strips.entry(result, [row])
+    assert '<a href="04-attention-weights.ipynb#fig-4-1">' in text and "`" not in text
+    made = assemble_pages.with_pages(text)
+    assert '<a href="04-attention-weights.html#fig-4-1">' in made
+    assert "**{index}`figure 6 <!figure 6>`** (" in made
 
 
 def test_the_name_of_a_figure_is_at_its_top(tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import altair as alt
 import pandas as pd
-from twotowers import figures
+from twotowers import colours, figures
 
 
 def test_a_chart_of_nothing_is_drawn_too():
@@ -33,7 +33,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (30 * 2**30, -1))
 import altair as alt
 from towerlab import cli
-from twotowers import figures
+from twotowers import colours, figures
 spec = alt.Chart().mark_point().to_dict()
 print(*alt.renderers.get()(spec))
 sys.exit(cli.main(["book"]))
@@ -82,5 +82,5 @@ def test_models_in_one_panel_have_a_colour_each():
     chart = figures.overlay(alt.Chart().mark_point().encode(x="x:Q"), table, "side").to_dict()
     scale = chart["spec"]["encoding"]["color"]["scale"]
     assert scale["domain"] == ["mini-gpt2", "SmolLM2-135M"]
-    assert scale["range"] == figures.MODEL_COLOURS and chart["columns"] == 2
-    assert len({*figures.MODEL_COLOURS}) == len(figures.MODEL_COLOURS)
+    assert scale["range"] == colours.MODEL_COLOURS and chart["columns"] == 2
+    assert len({*colours.MODEL_COLOURS}) == len(colours.MODEL_COLOURS)

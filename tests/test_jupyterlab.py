@@ -207,5 +207,11 @@ def test_links_of_a_notebook_name_files(name):
     assert [link for link in links if not (ROOT / "book" / link).is_file()] == []
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_has_no_markup_that_only_sphinx_reads(name):
+    text = "\n".join(sources(name, "markdown"))
+    assert re.findall(r"(?m)^\(\w[\w-]*\)=|\{[a-z]+\}`|^:::|^```\{", text) == []
+
+
 if __name__ == "__main__":
     visit(*sys.argv[1:])

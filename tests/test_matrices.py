@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import vl_convert
 from browser import PAGE, browser, needs_browser
-from twotowers import figures, matrices
+from twotowers import colours, figures, matrices
 
 WORDS = ["dog", "cat", "one", "two", "three"]
 CLASSES = ["animal", "animal", "number", "number", "number"]
@@ -47,7 +47,7 @@ def table(**models):
 
 def test_a_picture_has_the_sign_and_the_order_of_the_scores():
     rgba = pixels(matrices.pack(SCORES, WORDS, CLASSES)["picture"]).astype(int)
-    violet = (rgba[..., :3] == list(bytes.fromhex(figures.VIOLET[1:]))).all(-1)
+    violet = (rgba[..., :3] == list(bytes.fromhex(colours.VIOLET[1:]))).all(-1)
     signed = np.where(violet, 1, -1) * rgba[..., 3]
     inner = abs(SCORES) < np.quantile(abs(SCORES), 1 - matrices.CLIPPED)
     step = 255 / matrices.COLOUR_STEPS

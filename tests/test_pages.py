@@ -14,7 +14,7 @@ import pytest
 from browser import PAGE, broken_rules, browser, chromium, needs_browser
 from conftest import ROOT, sources
 from tags import Page
-from twotowers import claims, evidence
+from twotowers import claims, colours, evidence, pages
 
 HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
 needs_book = pytest.mark.skipif(
@@ -117,7 +117,7 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
         links = page.locator(".opening-links a")
         leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
         pages = ["story.html", "playground-page.html", "figure-by-figure.html"]
-        assert leads == [*pages, "#run"]
+        assert leads == [*pages, "#run-your-model"]
     assert max(ends.values()) <= height, ends
     files = [
         fragment.encode(),
@@ -389,3 +389,68 @@ def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
         heads = page.locator(".playground-map button").evaluate_all(f"all => all.map({colour})")
         assert len({*heads}) > 3
         assert bar.evaluate(colour) != page.locator("body").evaluate(colour)
+
+
+DRAWN_COLOURS = """() => {
+  const colour = (part) => {
+    const { fill, stroke, fillOpacity } = getComputedStyle(part);
+    return fill === 'none' || fillOpacity === '0' ? stroke : fill;
+  };
+  const named = [...document.querySelectorAll('svg.marks .role-legend-entry')].flatMap((legend) => {
+    const symbols = [...legend.querySelectorAll('.role-legend-symbol path')];
+    const labels = [...legend.querySelectorAll('.role-legend-label text')];
+    return symbols.map((symbol, i) => [labels[i].textContent, colour(symbol)]);
+  });
+  const every = (name, parts, of = colour) =>
+    [...document.querySelectorAll(parts)].forEach((part) => named.push([name, of(part)]));
+  every('random heads', '.strip .random path', (part) => getComputedStyle(part).stroke);
+  every('true label', '.opening-live tbody tr:nth-child(n + 3):not(.opening-query) rect');
+  every('false label', '.opening-live tbody tr:nth-child(-n + 2):not(.opening-query) rect');
+  for (const part of document.querySelectorAll('.strip .dot'))
+    named.push([part.classList[1], colour(part)]);
+  every('true label', '.heads-bar.right', (part) => getComputedStyle(part).backgroundColor);
+  every('false label', '.heads-bar.other', (part) => getComputedStyle(part).backgroundColor);
+  for (const part of document.querySelectorAll('.verdict'))
+    named.push([part.classList[1], getComputedStyle(part).backgroundColor]);
+  return named;
+}"""
+MEANT = ("true label", "false label", "own label", "other label", "random heads", "other heads")
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(map(str, bytes.fromhex(colour[1:])))})"
+
+
+@needs_browser
+@needs_book
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mode, home):
+    """Colours are read from what the browser draws."""
+    meant = {name: colours.COLOURS[name] for name in MEANT}
+    if mode == "dark":
+        meant = {name: colours.ON_DARK.get(colour, colour) for name, colour in meant.items()}
+    meant |= {pages.verdict_class(v): colour for v, colour in colours.VERDICT_COLOURS.items()}
+    seen = {}
+    with browser(home, 1280, 800, color_scheme=mode) as page:
+        for path in sorted((HTML / "book").glob("*.html")):
+            page.goto(f"{home}book/{path.name}")
+            page.wait_for_function(DRAWN, timeout=20_000)
+            if path.stem == "heads":
+                page.wait_for_selector("#heads.ready .heads-bar.right")
+            for name, colour in page.evaluate(DRAWN_COLOURS):
+                seen.setdefault(name, {}).setdefault(colour, path.stem)
+    drawn = meant.keys() & seen.keys()
+    wrong = {name: seen[name] for name in drawn if {*seen[name]} != {rgb(meant[name])}}
+    assert not wrong and {*MEANT[:2], "random heads", "holds", "agrees"} <= {*seen}
+    models = {name: {*seen[name]} for name in ("mini-gpt2", "SmolLM2-135M", "Gemma-3-270M")}
+    assert all(len(drawn) == 1 for drawn in models.values()), models
+    assert not set.union(*models.values()) & {*map(rgb, meant.values())}
+
+
+def test_a_colour_of_labels_models_or_verdicts_means_nothing_else():
+    labels = {colours.RED: "label", colours.ROSE: "label"}
+    assert all(labels.get(c, "") in name for name, c in colours.COLOURS.items() if c in labels)
+    of_models, of_verdicts = {*colours.MODEL_COLOURS}, {*colours.VERDICT_COLOURS.values()}
+    others = {*colours.COLOURS.values(), *colours.OTHER_COLOURS}
+    assert len(of_models) == len(colours.MODEL_COLOURS)
+    assert not of_models & of_verdicts and not (of_models | of_verdicts) & others

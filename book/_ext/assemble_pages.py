@@ -29,6 +29,8 @@ EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 CAPTION = re.compile(r'<p class="caption" id="(fig-[\w-]+)">')
 FIGURE = re.compile(r'<div data-figure="([\d. ]+)"></div>')
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
+NOTEBOOK = re.compile(r'(<a href="[\w-]+)\.ipynb(["#])')
+ENTRY = re.compile(r'<span class="entry">([^<]+)</span>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = (
     "*A widget is here when this chapter runs live: "
@@ -133,10 +135,22 @@ def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
                 output["data"] = {"text/html": chart(data, chart_name(outputs, at), pictures)}
             elif WIDGET in data:
                 output["data"] = {"text/markdown": launch.links(RUN_LIVE.format(name))}
-            elif html := "".join(data.get("text/html", "")):
-                data["text/html"] = EMPTY_HEADER.sub(r"<td\1></td>", html)
+            for kind in ("text/html", "text/markdown"):
+                if text := "".join(data.get(kind, "")):
+                    data[kind] = with_pages(EMPTY_HEADER.sub(r"<td\1></td>", text))
         move_names_up(outputs)
     return notebook
+
+
+def with_pages(text: str) -> str:
+    """Return an output of a notebook with links to pages in place of notebooks.
+
+    Main entries of the index (`!`) come first in the results of the search box.
+
+    Args:
+        text: HTML or Markdown.
+    """
+    return ENTRY.sub(r"{index}`\1 <!\1>`", NOTEBOOK.sub(r"\1.html\2", text))
 
 
 def move_names_up(outputs: list[dict]) -> None:

@@ -36,8 +36,19 @@ def percent(p: float) -> str:
     return "<1%" if 0 < p < 0.005 else f"{int(100 * p + 0.5)}%"
 
 
+def kind(word: str) -> str:
+    """Return the class of a word in style sheets: the true label, another label, or other words.
+
+    Args:
+        word: Word, or "other".
+    """
+    if word not in EXAMPLE.labels:
+        return "of-other"
+    return "of-true" if word == EXAMPLE.true_label else "of-false"
+
+
 def bar(parts: dict[str, float]) -> str:
-    """Return shares side by side as a picture, each in the colour of its label.
+    """Return shares side by side as a picture, in the colours of true and false labels.
 
     It is a picture because a policy may forbid styles in a tag.
 
@@ -46,7 +57,7 @@ def bar(parts: dict[str, float]) -> str:
     """
     rects, at = "", 0.0
     for label, part in parts.items():
-        rects += f'<rect class="of-{label}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
+        rects += f'<rect class="{kind(label)}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
         at += part
     view = 'viewBox="0 0 1 1" preserveAspectRatio="none"'
     return f'<svg class="opening-bar" {view} aria-hidden="true">{rects}</svg>'
@@ -82,13 +93,13 @@ def prompt_table(effect: Effect, n_heads: int) -> str:
         "other", "other words"
     )
     rows = "".join(
-        f'<tr><th scope="row">{d.text}</th><td>: <b class="of-{d.label}">{d.label}</b></td>'
+        f'<tr><th scope="row">{d.text}</th><td>: <b class="{kind(d.label)}">{d.label}</b></td>'
         f"<td>{bar({d.label: look})}<span>{escape(percent(look))}</span></td></tr>"
         for d, look in zip(EXAMPLE.demonstrations, effect.attention["before"], strict=True)
     )
     query = (
         f'<tr class="opening-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
-        f'class="of-{said}">{said}</b></td>'
+        f'class="{kind(said)}">{said}</b></td>'
         f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
     )
     columns = _titles("text", "label", f"attention of {NUMBERS[n_heads]} heads")

@@ -13,9 +13,33 @@ import playground_page
 import story
 import vl_convert
 from sphinx.errors import ExtensionError
+from twotowers.colours import COLOURS, GREY, ON_DARK, VERDICT_COLOURS
+from twotowers.pages import verdict_class
 
 PAGE = Path(__file__).parent.parent / "_page"
 TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has its own words
+
+
+def style_of_colours() -> str:
+    """Return the colours of labels, random heads and verdicts as a style sheet.
+
+    Charts are drawn for light pages. On dark ones, rules replace colours whose pairs would exchange
+    their strengths.
+    """
+    named = {name: COLOURS[name] for name in ("true label", "false label", "random heads")}
+    named |= VERDICT_COLOURS
+    of = {verdict_class(name): colour for name, colour in named.items()}
+    light = " ".join(f"--{name}: {colour};" for name, colour in of.items())
+    dark = " ".join(f"--{name}: {ON_DARK.get(colour, colour)};" for name, colour in of.items())
+    rules = [
+        f'html[data-theme="dark"] svg.marks [{side}="{colour}"] {{ {side}: {on_dark}; }}'
+        for colour, on_dark in ON_DARK.items()
+        for side in ("fill", "stroke")
+    ]
+    screen = "\n".join([f'html[data-theme="dark"] {{ {dark} }}', *rules])
+    names = map(verdict_class, VERDICT_COLOURS)
+    badges = "\n".join(f".verdict.{name} {{ background: var(--{name}); }}" for name in names)
+    return f":root {{ {light} --grey: {GREY}; }}\n@media screen {{\n{screen}\n}}\n{badges}\n"
 
 
 def _write_files(app) -> None:
@@ -30,6 +54,7 @@ def _write_files(app) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for source in PAGE.iterdir():
         shutil.copy(source, target)
+    (target / "colours.css").write_text(style_of_colours(), "utf8")
     shutil.rmtree(target / "pictures", ignore_errors=True)
     if (pictures := Path(app.srcdir) / "pictures").is_dir():
         shutil.copytree(pictures, target / "pictures")
@@ -79,6 +104,7 @@ def setup(app) -> dict:
         raise ExtensionError(
             "cannot build these sources: they have no figures and no verdicts; run `make book`"
         )
+    app.add_css_file("book/colours.css")
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
     app.connect("config-inited", opening_page.set_address)
@@ -90,4 +116,4 @@ def setup(app) -> dict:
     app.connect("html-page-context", opening_page.add_scripts)
     app.connect("html-page-context", story.add_scripts)
     # A new number lets Sphinx read all pages again.
-    return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 11, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -31,7 +31,7 @@ ENTRY_POINTS = {
     "story.html": "The story in six pictures",
     "playground-page.html": "Playground",
     "figure-by-figure.html": "Figure by figure",
-    "#run": "Run your model",
+    "#run-your-model": "Run your model",
 }
 ORDERS = ("words", "paper_balance")  # suite and measurement of the paper's prompts in both orders
 METRIC = ("same-word", "symmetric", "graded", "beyond-inputs")  # claims below the matrix

@@ -37,13 +37,15 @@
   }
 
   // A row's label, its bar and what stands beside it.
-  function fill(row, label, parts, words) {
+  function fill(row, label, parts, words, { true_label: truth, demonstrations }) {
+    const isLabel = (word) => demonstrations.some(([, label]) => label === word);
+    const kind = (word) => `of-${word === truth || isLabel(word) ? word === truth : "other"}`;
     const b = row.querySelector("b"), rects = row.querySelectorAll("rect");
     b.textContent = label;
-    b.className = `of-${label}`;
+    b.className = kind(label);
     let at = 0;
     parts.forEach(([name, part], i) => {
-      rects[i].setAttribute("class", `of-${name}`);
+      rects[i].setAttribute("class", kind(name));
       rects[i].setAttribute("x", at);
       rects[i].setAttribute("width", part);
       at += part;
@@ -57,9 +59,9 @@
       const gone = i >= state.demonstrations.length, [text, label] = (gone ? EXAMPLE : state).demonstrations[i];
       row.classList.toggle("gone", gone);
       row.querySelector("th").textContent = text;
-      fill(row, label, [[label, gone ? 0 : looks[i]]], gone ? "gone" : percent(looks[i]));
+      fill(row, label, [[label, gone ? 0 : looks[i]]], gone ? "gone" : percent(looks[i]), state);
     });
-    fill(query, word, answers, percent(p));
+    fill(query, word, answers, percent(p), state);
     home.classList.toggle("off", Object.keys(state.heads).length > 0);
     const shares = answers.map(([name, share]) => `${name === "other" ? "other words" : name} ${percent(share)}`).join(", ");
     const b = document.createElement("b");

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from twotowers import figures, pages
+from twotowers import colours, pages
 from twotowers.head_selection import top_heads
 from twotowers.tables import shown_name
 
@@ -86,7 +86,7 @@ def shown(data: xr.Dataset) -> str:
     styler.set_caption(f"mean over prompts: {data.sizes['prompt']}").bar(
         axis=None if frame.columns.nlevels > 1 else 0,
         align="zero",
-        color=[figures.ORANGE, figures.BLUE],
+        color=[colours.ORANGE, colours.BLUE],
         props="width: 7em;",
     )
     return styler.to_html()

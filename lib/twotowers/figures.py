@@ -6,9 +6,8 @@
     'model'
 
 Every function takes a tidy table with a column `model` and draws one panel for each model, with
-shared axes, or (`overlay`) all models in one panel. Each colour has one meaning in the whole book
-(COLOURS, MODEL_COLOURS). A chapter has its own code for any other chart. This module does not load
-torch.
+shared axes, or (`overlay`) all models in one panel. A chapter has its own code
+for any other chart. Colours are in `colours`. This module does not load torch.
 """
 
 from __future__ import annotations
@@ -27,37 +26,19 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from twotowers import claims
+from twotowers.colours import (
+    BLUE,
+    BROWN,
+    CLEAR,
+    COLOURS,
+    GREY,
+    MODEL_COLOURS,
+    OTHER_COLOURS,
+    VIOLET,
+)
 from twotowers.paths import included_models
 from twotowers.tables import shown_name, shown_names
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
-BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
-OLIVE, GREY = "#b8a100", "#8c8c8c"
-OTHER_COLOURS = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
-# Colours of everything except heads and labels.
-VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
-RED, ROSE = "#b8324c", "#e59aa8"  # of labels
-CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
-COLOURS = {
-    "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
-    "by attention": BLUE, "other heads": GREY, "true label": RED, "own label": RED,
-    "other label": ROSE, "false label": ROSE, "attention": GREEN, "FFN": PINK, "own class": VIOLET,
-    "other class": LILAC, "kept": SAND, "taken out": BROWN, "first class of the pair": VIOLET,
-    "second class": TAN, "mostly far": SAND, "even": TAN, "mostly near": BROWN,
-    "both lists": VIOLET, "judged layers": RED,
-    "other layers": GREY, "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
-    "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
-}  # fmt: skip
-VERDICT_COLOURS = {
-    claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",
-    claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
-    claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
-    claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#c05a14", claims.FAILS: "#c05a14",
-}  # fmt: skip
-"""Colours of verdicts; the others are grey"""
-MODEL_COLOURS = ["#7a5fb0", "#2a87c4", "#1f9e77", "#b08a1c", "#b8456f", "#6f6a66"]
-"""Colours of models in the order of their sizes, where they share axes"""
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 TALLEST, HEADER, CHOSEN = 560, 60, 240
 """Tallest figure with all models (pixels), height of a panel's header and axis, and smallest height

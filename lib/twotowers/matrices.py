@@ -26,7 +26,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from twotowers.figures import BROWN, VIOLET
+from twotowers.colours import BROWN, VIOLET
 from twotowers.tables import shown_name
 
 COLOUR_STEPS = 7

@@ -102,7 +102,7 @@ def verdict_table(
     titles = ["statement", *(markdown_text(shown_name(model)) for model in models)]
     lines = [titles, ["---"] * len(titles)]
     for claim in statements.values():
-        link = f"{page_of(claim)}.html#claim-{claim.anchor}"
+        link = f"{page_of(claim)}.ipynb#claim-{claim.anchor}"
         text = escape(claim.statement)
         text = f'<a href="{link}" title="{escape(claim.measure)}">{text}</a>'
         text += "" if numbers else f"<br><small>{escape(claim.source)}</small>"

@@ -22,8 +22,8 @@ from typing import Any
 
 from twotowers import claims
 from twotowers.claims import Claim, PaperResult, Statement
+from twotowers.colours import GREY, VERDICT_COLOURS
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
-from twotowers.figures import GREY, VERDICT_COLOURS
 from twotowers.pages import judged_numbers, page_of, verdict_class
 from twotowers.tables import shown_name
 
@@ -123,8 +123,8 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
 def entry(result: PaperResult, rows: Iterable[Row]) -> str:
     """Return the entry of a result in the list of all results, as Markdown.
 
-    Its name and the printed numbers are main entries of the index (`!`), so that the search box
-    leads to them first. Only Markdown has such entries.
+    Its name and the printed numbers have the class `entry`. The build of the pages makes them
+    entries of the index, so that the search box leads to them first.
 
     Args:
         result: Result of the paper.
@@ -132,16 +132,17 @@ def entry(result: PaperResult, rows: Iterable[Row]) -> str:
     """
     rows, page = [*rows], page_of(result)
     published = "".join(
-        f"{{index}}`{part} <!{part}>`" if re.fullmatch(r"[-+.\d]*\d%?", part) else part
+        f'<span class="entry">{part}</span>' if re.fullmatch(r"[-+.\d]*\d%?", part) else part
         for part in re.split("( to | and |; |, )", result.published)
     )
-    title = f"**{{index}}`!{result.id}`** ({escape(result.source)}). {escape(result.statement)}"
+    name = f'<span class="entry">{result.id}</span>'
+    title = f"**{name}** ({escape(result.source)}). {escape(result.statement)}"
     title += f" *{published}*" * bool(published)
     if rows:
         figure = next((row.figure for row in rows if row.figure), "")
         place = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{result.anchor}"
         name = f"ours: {figure}" if figure else "numbers"
-        title += f' <a href="{page}.html#{place}">{name}</a>'
+        title += f' <a href="{page}.ipynb#{place}">{name}</a>'
     body = f'<p class="answer">{escape(headline(result, rows))}</p>{strip(result, rows)}'
     if not rows:
         body = f"<p>Not run: {escape(result.not_run or 'its chapter has no results yet')}.</p>"
@@ -378,7 +379,7 @@ def _zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
             continue
         middle = (low + high) / 2
         texts.append(_text(f"{middle:.1f}%", zone.verdict, "middle", verdict_class(zone.verdict)))
-    return f'<svg width="100%" height="16" aria-hidden="true">{"".join(texts)}</svg>'
+    return _line_of_text(16, "".join(texts))
 
 
 def _axis(scale: Scale) -> str:
@@ -388,7 +389,13 @@ def _axis(scale: Scale) -> str:
         f'stroke="currentColor"/>{_text(scale.place(tick), scale.text(tick), "middle")}'
         for tick in scale.ticks
     )
-    return f'<svg width="100%" height="18" aria-hidden="true">{texts}</svg>'
+    return _line_of_text(18, texts)
+
+
+def _line_of_text(height: int, texts: str) -> str:
+    """Return a line of texts, the last of which may reach beyond the strip."""
+    size = f'width="100%" height="{height}" overflow="visible"'
+    return f'<svg {size} aria-hidden="true">{texts}</svg>'
 
 
 def _text(place: str, words: str, anchor: str, name: str = "") -> str:

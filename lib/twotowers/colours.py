@@ -1,0 +1,43 @@
+"""Colours by meaning, in charts and on pages.
+
+    >>> COLOURS["true label"] == RED
+    True
+
+Each of these has one meaning in the whole book: true and false labels, models, and verdicts. Random
+heads and everything that is only context are grey. `book/_ext/offline.py` writes the same colours
+as a style sheet for pages, so no page or chart has a colour of its own for them.
+"""
+
+from __future__ import annotations
+
+from twotowers import claims
+
+# Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
+BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
+OLIVE, GREY = "#b8a100", "#8c8c8c"
+OTHER_COLOURS = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
+# Colours of everything except heads and labels.
+VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
+RED, ROSE = "#b8324c", "#e59aa8"  # of labels only
+CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
+COLOURS = {
+    "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
+    "by attention": BLUE, "other heads": GREY, "random heads": GREY, "true label": RED,
+    "own label": RED, "other label": ROSE, "false label": ROSE, "attention": VIOLET, "FFN": SAND,
+    "own class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
+    "first class of the pair": VIOLET, "second class": TAN, "mostly far": SAND, "even": TAN,
+    "mostly near": BROWN, "both lists": VIOLET, "judged layers": VIOLET, "other layers": GREY,
+    "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET,
+    "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
+}  # fmt: skip
+VERDICT_COLOURS = {
+    claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",
+    claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
+    claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
+    claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",
+}  # fmt: skip
+"""Colours of verdicts; the others are grey"""
+MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78"]
+"""Colours of models in the order of their sizes, where they share axes"""
+ON_DARK = {RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0"}
+"""Colours on dark pages, where the strong one of a pair must be the light one"""
