@@ -121,8 +121,8 @@ def lab(tmp_path_factory):
 
 
 def try_dropdowns(page):
-    """Each dropdown of a chapter's widget changes the numbers below it."""
-    dropdowns = page.locator(".widget-dropdown select")
+    """Each dropdown of a chapter's widget with several entries changes the numbers below it."""
+    dropdowns = page.locator(".widget-dropdown select:has(option:nth-child(2))")
     for i in range(dropdowns.count()):
         before = page.evaluate(SHOWN)
         dropdown = dropdowns.nth(i)
