@@ -29,7 +29,7 @@ EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 CAPTION = re.compile(r'<p class="caption" id="(fig-[\w-]+)">')
 FIGURE = re.compile(r'<div data-figure="([\d. ]+)"></div>')
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
-NOTEBOOK = re.compile(r'(<a href="[\w-]+)\.ipynb(["#])')
+SOURCE = re.compile(r'(<a href="[\w-]+)\.(?:ipynb|md)(["#])')
 ENTRY = re.compile(r'<span class="entry">([^<]+)</span>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = (
@@ -143,14 +143,14 @@ def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
 
 
 def with_pages(text: str) -> str:
-    """Return an output of a notebook with links to pages in place of notebooks.
+    """Return a part of a notebook in which links of HTML lead to pages, and not to their sources.
 
     Main entries of the index (`!`) come first in the results of the search box.
 
     Args:
         text: HTML or Markdown.
     """
-    return ENTRY.sub(r"{index}`\1 <!\1>`", NOTEBOOK.sub(r"\1.html\2", text))
+    return ENTRY.sub(r"{index}`\1 <!\1>`", SOURCE.sub(r"\1.html\2", text))
 
 
 def move_names_up(outputs: list[dict]) -> None:
@@ -244,7 +244,7 @@ def page(home: Path, source: Path) -> bytes:
 
     words = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     for cell in words:
-        cell["source"] = filled("".join(cell["source"]), home)
+        cell["source"] = with_pages(filled("".join(cell["source"]), home))
     if (chapters / f"{source.stem}{FAILED}").is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
