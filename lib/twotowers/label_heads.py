@@ -1,0 +1,81 @@
+"""Rules of chapters 8 and 9: whether heads write the labels of sentences, and attend to them.
+
+    >>> sums = xr.DataArray([[[0.4]], [[0.1]]], {"label": LABELS}, ["label", *SETS_AND_HEADS])
+    >>> share_that_attends(sums).item()
+    1.0
+
+A rule is a share of sets of sentences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from twotowers import intervals
+from twotowers.paper_results import LABELS
+
+SETS_AND_HEADS = ("class_pair", "selected_head")
+LARGE_RANK = 10  # times the mean reciprocal rank in heads that are in no list
+LARGE_ATTENTION = 0.05
+
+
+def at_labels(ds: xr.Dataset) -> xr.DataArray:
+    """Return reciprocal ranks and OV logit differences of heads at foo and at bar.
+
+    Args:
+        ds: Measurement `paper` on sentences.
+
+    Returns:
+        Means over labels, (quantity, kind, class_pair, prompt, selected_head). The quantities are
+            "rank" and "nats", the kinds true and false labels, which are foo and bar.
+    """
+    both = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
+    both = both.to_dataarray("quantity")
+    kinds = (ds.is_true_label, ~ds.is_true_label)
+    means = [both.where(is_of_kind).mean("demonstration") for is_of_kind in kinds]
+    return intervals.stack(xr.concat(means, "kind"))
+
+
+def usual_rank(values: xr.DataArray, heads: np.ndarray) -> xr.DataArray:
+    """Return the geometric mean over some heads of the mean reciprocal ranks.
+
+    Args:
+        values: Result of `at_labels`.
+        heads: Names of heads that are in no list.
+    """
+    ranks = values.sel(quantity="rank").mean("prompt").sel(selected_head=heads)
+    return np.exp(np.log(ranks).mean("selected_head"))
+
+
+def relative_to(values: xr.DataArray, usual: xr.DataArray) -> xr.DataArray:
+    """Return values whose reciprocal ranks are divided by the usual rank.
+
+    Args:
+        values: Result of `at_labels`.
+        usual: Result of `usual_rank`.
+    """
+    ranks, nats = (values.sel(quantity=[name]) for name in ("rank", "nats"))
+    return xr.concat([ranks / usual, nats], "quantity")
+
+
+def share_that_reads(values: xr.DataArray) -> xr.DataArray:
+    """Return in how many sets heads rank both labels high and raise each label at its positions.
+
+    Args:
+        values: Result of `relative_to`, mean over prompts.
+    """
+    is_high = values.sel(quantity="rank") >= LARGE_RANK
+    reads = (is_high & (values.sel(quantity="nats") > 0)).all("kind")
+    return reads.mean(SETS_AND_HEADS)
+
+
+def share_that_attends(attention: xr.DataArray) -> xr.DataArray:
+    """Return in how many sets heads attend to true labels, and twice as much as to false ones.
+
+    Args:
+        attention: Sums over labels of a kind, mean over prompts, (label, class_pair,
+            selected_head).
+    """
+    true, false = (attention.sel(label=label) for label in LABELS)
+    return ((true >= 2 * false) & (true >= LARGE_ATTENTION)).mean(SETS_AND_HEADS)
