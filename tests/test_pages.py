@@ -391,6 +391,30 @@ def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
         assert bar.evaluate(colour) != page.locator("body").evaluate(colour)
 
 
+@needs_browser
+@needs_book
+def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
+    with browser(f"{home}book/02-project.html", home=home) as page:
+        rows, select = page.locator(".one-model tbody tr"), page.locator(".model-chooser select")
+        shown = "all => all.filter((row) => row.checkVisibility()).length"
+        assert "mini-gpt2" not in select.input_value() and rows.evaluate_all(shown) == 9
+        page.emulate_media(media="print")
+        assert rows.evaluate_all(shown) == rows.count() > 40
+        page.emulate_media(media="screen")
+        select.select_option("all")
+        assert rows.evaluate_all(shown) == rows.count()
+
+
+@needs_browser
+@needs_book
+def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
+    with browser(f"{home}book/01-locate.html", 390, 844, home=home) as page:
+        page.wait_for_selector("table.goes-on, .output.goes-on", state="attached")
+        box = page.locator("table.goes-on, .output.goes-on").first.element_handle()
+        box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+        page.wait_for_function("box => !box.classList.contains('goes-on')", arg=box)
+
+
 DRAWN_COLOURS = """() => {
   const colour = (part) => {
     const { fill, stroke, fillOpacity } = getComputedStyle(part);

@@ -8,7 +8,32 @@
       const scrolls = (isLong || box.scrollWidth > box.clientWidth) && /auto|scroll/.test(getComputedStyle(box).overflow);
       if (scrolls) box.tabIndex = 0;
       else if (box.tabIndex === 0) box.removeAttribute("tabindex");
+      fade(box);
     }
+  }
+  // What goes on to the right fades there.
+  function fade(box) {
+    const isMore = box.scrollWidth - box.clientWidth - box.scrollLeft > 2 && /auto|scroll/.test(getComputedStyle(box).overflowX);
+    box.classList.toggle("goes-on", isMore);
+  }
+  document.addEventListener("scroll", ({ target }) => { if (target.matches?.(boxes)) fade(target); }, { capture: true, passive: true });
+  // A long table of models shows one of them, which the reader chooses. Printed it is whole.
+  function choose(table) {
+    const groups = new Map();
+    let name = "";
+    for (const row of table.tBodies[0].rows) {
+      name = row.querySelector("th.level0")?.textContent ?? name;
+      groups.set(name, [...(groups.get(name) ?? []), row]);
+    }
+    const label = Object.assign(document.createElement("label"), { className: "model-chooser", textContent: "model " });
+    const select = document.createElement("select"), names = [...groups.keys()];
+    select.append(...["all", ...names].map((text) => new Option(text)));
+    const show = () => groups.forEach((rows, of) => rows.forEach((row) => { row.hidden = select.value !== "all" && select.value !== of; }));
+    select.value = names.find((text) => !text.startsWith("mini-gpt2")) ?? names[0];
+    select.addEventListener("change", () => { show(); reach(); });
+    label.append(select);
+    table.before(label);
+    show();
   }
   // The search of Sphinx fails where it has no text to show, as beside an entry of the index. It searches once the page is
   // parsed, so it is mended here where its script came first, and else before its own listener is called.
@@ -22,6 +47,7 @@
   else document.addEventListener("DOMContentLoaded", () => typeof Search !== "undefined" && mend());
   addEventListener("resize", reach);
   addEventListener("load", () => {
+    document.querySelectorAll("table.one-model").forEach(choose);
     reach();
     // The theme's arrows beside chapters that have pages below them have no words.
     for (const arrow of document.querySelectorAll("summary"))

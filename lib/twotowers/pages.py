@@ -173,7 +173,8 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
         bold = (f"<b>{word}</b>" if counts else word for word, counts in named)
         cells.append((*map(escape, labels), ", ".join(bold)))
     names = ["model and head", "read", "at", "top ten words"]
-    return pd.DataFrame(cells, columns=names).set_index(names[:3]).style
+    style = pd.DataFrame(cells, columns=names).set_index(names[:3]).style
+    return style.set_table_attributes('class="one-model"')  # page.js adds a chooser
 
 
 def note(text: str) -> None:

@@ -278,7 +278,8 @@ def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) 
         marks.append(_dot(row, row.effect, scale, is_filled=math.isnan(solved)))
     if not math.isnan(solved):
         marks.append(_dot(row, solved, scale, is_filled=True))
-    label = escape(f"{shown_name(row.model)}: {row.verdict}. {judged_numbers(row, statement)}")
+    numbers = judged_numbers(row, statement) or row.words
+    label = escape(f"{shown_name(row.model)}: {row.verdict}. {numbers}")
     return (
         f'<svg class="track" width="100%" height="{HEIGHT}" role="img" aria-label="{label}">'
         f"<title>{label}</title>{''.join(marks)}</svg>"
