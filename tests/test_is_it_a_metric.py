@@ -18,7 +18,8 @@ HEADS = ["meaning", "rank", "letters", "attraction"]
 def chapter():
     """The functions of the chapter's analysis, as its cells define them."""
     names, cells = {}, sources("13-is-it-a-metric")
-    exec("\n".join(line for line in cells[2].splitlines() if "import" in line), names)
+    lines = [line for cell in cells for line in cell.splitlines()]
+    exec("\n".join(line for line in lines if line.startswith(("import ", "from "))), names)
     for function in ("yardsticks", "centred", "within_classes", "of_selected", "scores", "place"):
         (source,) = (cell for cell in cells if f"def {function}(" in cell)
         ended = source.split("\n\n\nrows")[0].split("\n\n\ntogether")[0]
