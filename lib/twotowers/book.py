@@ -73,7 +73,7 @@ class Chapter(Measurements):
         Args:
             settings: Settings of the notebook.
         """
-        super().__init__(settings)
+        super().__init__(settings, report=pages.note)
         self.rows: list[EvidenceRow] = []
 
     @cached_property

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
 import xarray as xr
 
-from twotowers import catalogue, files, head_selection, pages
+from twotowers import catalogue, files, head_selection
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
@@ -56,13 +57,15 @@ class Measurements:
         left_out: Reason by model why a measurement has no meaning for it.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, report: Callable[[str], None] = warnings.warn):
         """Open no measurement yet.
 
         Args:
             settings: All settings.
+            report: Function that tells the reader about a file that cannot be used.
         """
         self.settings = settings
+        self.report = report
         self.left_out: dict[str, str] = {}
         self._pipeline = cache(self._open_pipeline)
         self._files = cache(self._open_files)
@@ -148,7 +151,7 @@ class Measurements:
                 if (data := files.open_precomputed(model, suite, name)) is not None:
                     found[model] = data
             except TwoTowersError as error:
-                pages.note(f"Left out: {error}.")
+                self.report(f"Left out: {error}.")
         model = self.model
         if not files.is_served(model, suite, name, self.settings):
             with needs_packages(model):
