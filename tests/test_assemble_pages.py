@@ -1,6 +1,7 @@
 """No text from outside becomes markup or a script on a page."""
 
 import json
+import re
 from pathlib import Path
 
 import altair as alt
@@ -153,3 +154,15 @@ def test_lists_in_docstrings_stay_lists():
     lines = ["Rules:", "", "1. one that goes", "   on", "2. two", "", "    code", "", "End."]
     assert docstrings.plain(lines)[2:5] == ["1. one that goes", "   on", "2. two"]
     assert docstrings.plain(lines)[6:] == ["::", "", "    code", "", "End."]
+
+
+@pytest.mark.parametrize("name", ["", "owner/name"])
+def test_a_chapter_names_the_modules_that_measure_for_it(name, monkeypatch):
+    monkeypatch.setenv("BOOK_REPOSITORY", name)
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    path = ROOT / "book/04-attention-weights.ipynb"
+    line = assemble_pages.experiments_of(json.loads(path.read_text("utf8")))
+    assert "`paper`" in line
+    found = re.findall(r"github.com/owner/name/blob/main/(\S+?)\)", line)
+    assert all((ROOT / module).is_file() for module in found)
+    assert bool(found) == bool(name)

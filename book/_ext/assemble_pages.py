@@ -20,7 +20,7 @@ import verdicts
 import yaml
 from towerlab.building import FAILED, failure
 from towerlab.plan import listed
-from twotowers import figures
+from twotowers import catalogue, figures
 from twotowers.figures import VEGA
 from twotowers.paths import chapter_names
 
@@ -37,6 +37,8 @@ RUN_LIVE = (
     "open it <!-- open book/{} -->in JupyterLab (`make lab`).*"
 )
 OPEN_LINES = 6  # maximum number of lines of a cell that a page shows unfolded
+EXPERIMENTS = "experiments/towerlab_experiments"
+NEXT = "**Next:**"  # before the links at the end of a chapter
 COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
 
 
@@ -227,6 +229,18 @@ def filled(text: str, home: Path) -> str:
     return text
 
 
+def experiments_of(notebook: dict) -> str:
+    """Return a line that names the modules of a chapter's measurements, or "".
+
+    Args:
+        notebook: Notebook of the chapter.
+    """
+    names = notebook["metadata"].get("twotowers", {}).get("measurements", [])
+    modules = dict.fromkeys(catalogue.row_of(name).module for name in names)
+    linked = [launch.source(f"{EXPERIMENTS}/{module}.py", module) for module in modules]
+    return f"*Measured by: {', '.join(linked)} (`{EXPERIMENTS}`).*" if linked else ""
+
+
 def page(home: Path, source: Path) -> bytes:
     """Return a chapter as it was last executed without a failure, otherwise its source.
 
@@ -250,6 +264,8 @@ def page(home: Path, source: Path) -> bytes:
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
         text = f"**This chapter failed when it was last run**, so {older}: {why}"
         words[0]["source"] += f"\n\n{text}"
+    named = f"{experiments_of(notebook)}\n\n{NEXT}"
+    words[-1]["source"] = words[-1]["source"].replace(NEXT, named)
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 

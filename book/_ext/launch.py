@@ -46,6 +46,17 @@ def repository() -> str:
     return name
 
 
+def source(path: str, name: str) -> str:
+    """Return the name of a file as Markdown, with a link to it if the repository is known.
+
+    Args:
+        path: Path of the file in the repository.
+        name: Text of the link.
+    """
+    address = f"https://github.com/{repository()}/blob/{BRANCH}/{path}"
+    return f"[`{name}`]({address})" if repository() else f"`{name}`"
+
+
 def links(text: str) -> str:
     """Return Markdown with a link to each service in place of a mark such as this one.
 
