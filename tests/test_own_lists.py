@@ -78,6 +78,11 @@ def test_precomputed_measurements_stay_and_new_ones_are_drawn_from_other_lists(h
         before = identity.identity_of("heads", Settings(), "m@0")
 
 
+def test_a_class_of_two_class_pairs_is_refused(home):
+    change(home, "words/pairs.csv", "fruit,tool", "fruit,animal")
+    refused(r"pairs\.csv.*class 'animal' twice", blocks.class_pairs)
+
+
 def test_a_word_of_two_classes_is_drawn_for_neither(home):
     assert "happy" in blocks.class_words()["sentiment"] and "two" in blocks.class_words()["number"]
     change(home, "words/words.csv", "happy,sentiment", "two,sentiment")

@@ -23,7 +23,7 @@ from towerlab.measure.sets import BY_ATTENTION
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.word_blocks import spread_words
 from twotowers.paths import data_folder
-from twotowers.settings import CLASS_NAMES, SEPARATORS
+from twotowers.settings import SEPARATORS
 from twotowers.tables import read_csv
 
 from towerlab_experiments.answers import answers
@@ -210,7 +210,7 @@ def _words_of(towers: xr.Dataset, pair: str) -> list[str]:
 
 def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Prompt]]:
     """Return the prompts of all class pairs, for each choice of demonstrations."""
-    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    label_pairs = design.arbitrary_label_pairs
     pairs = towers["class_pair"].values.tolist()
     k = design.template.k
     prompts: dict[str, list[Prompt]] = {}

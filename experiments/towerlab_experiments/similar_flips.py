@@ -32,7 +32,7 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
-from twotowers.settings import CLASS_NAMES, SEPARATORS
+from twotowers.settings import SEPARATORS
 
 QUADS = 2
 """Number of quads of each class"""
@@ -229,7 +229,7 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     Raises:
         NotTestable: If no class has a quad.
     """
-    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    label_pairs = design.arbitrary_label_pairs
     asked = towers[["tokens"]].to_dataframe()
     of_classes = asked.groupby("asked_class", sort=False).groups
     words = {str(cls): of_class.tolist() for cls, of_class in of_classes.items()}

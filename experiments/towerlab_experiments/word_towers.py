@@ -26,7 +26,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from towerlab.measure.observations import with_dims
-from towerlab.measure.pipeline import Pipeline
+from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, random_sets
 from towerlab.model import query_key
@@ -36,7 +36,6 @@ from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_labels
 from twotowers.heads import Head
-from twotowers.paths import included_models
 
 from towerlab_experiments.similarities import (
     Values,
@@ -426,6 +425,18 @@ def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> 
     return [head for head in heads if head not in taken][:k]
 
 
+def n_words_of(design: Design) -> int:
+    """Return the maximum number of words of a class that are asked.
+
+    Args:
+        design: Prompts of the settings.
+    """
+    if design.is_included:
+        return WORDS
+    n_words = design.settings.evaluation_blocks // BLOCKS_PER_WORD
+    return min(WORDS, max(design.template.k + 2, n_words))
+
+
 def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     """Measure similarities of words by the queries and keys of every head.
 
@@ -438,16 +449,13 @@ def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    settings, design = pipeline.settings, pipeline.design
-    if settings.suite != "words":
+    design = pipeline.design
+    if design.settings.suite != "words":
         raise NotTestable("towers of words need words as texts")
     by_attention = pipeline.head_sets[BY_ATTENTION]
     if not by_attention:
         raise NotTestable("no head attends more to labels of the query's class")
-    n_words = max(design.template.k + 2, settings.evaluation_blocks // BLOCKS_PER_WORD)
-    if settings.model in included_models():
-        n_words = WORDS
-    contexts = contexts_of(design, CLASS_PAIRS, min(n_words, WORDS))
+    contexts = contexts_of(design, CLASS_PAIRS, n_words_of(design))
     recipe = Recipe(tower_vectors, contexts, part=1)
     vectors = pipeline.make("word_towers", recipe)
     selected = cross_fit_heads(pipeline, [one.pair for one in contexts])

@@ -28,7 +28,7 @@ from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
 from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.word_blocks import spread_words, word_blocks
 from twotowers.errors import NotTestable
-from twotowers.settings import CLASS_NAMES, read_label_pairs
+from twotowers.settings import read_label_pairs
 
 ASKED, DEMONSTRATED = ("query", "asked_input"), ("key", "demonstrated_input")
 """Vectors at the last position, and vectors at labels"""
@@ -60,7 +60,7 @@ def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
         n_pairs: Maximum number of class pairs.
         n_words: Maximum number of words of a class.
     """
-    label_pairs = [pair for pair in design.label_pairs if pair != CLASS_NAMES]
+    label_pairs = design.arbitrary_label_pairs
     if not label_pairs:
         raise NotTestable("towers of words need labels that are no names of classes")
     labels = {*"/".join([*read_label_pairs(("nonsense", "plain")), *label_pairs]).split("/")}

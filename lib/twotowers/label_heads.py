@@ -30,8 +30,8 @@ def at_labels(ds: xr.Dataset) -> xr.DataArray:
         Means over labels, (quantity, kind, class_pair, prompt, selected_head). The quantities are
             "rank" and "nats", the kinds true and false labels, which are foo and bar.
     """
-    both = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
-    both = both.to_dataarray("quantity")
+    quantities = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
+    both = quantities.to_dataarray("quantity")
     kinds = (ds.is_true_label, ~ds.is_true_label)
     means = [both.where(is_of_kind).mean("demonstration") for is_of_kind in kinds]
     return intervals.stack(xr.concat(means, "kind"))

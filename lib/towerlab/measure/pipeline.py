@@ -33,7 +33,7 @@ from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.heads import Head
 from twotowers.names import is_local, slug
 from twotowers.paths import included_models
-from twotowers.settings import SEPARATORS, Settings, Template, read_label_pairs
+from twotowers.settings import CLASS_NAMES, SEPARATORS, Settings, Template, read_label_pairs
 
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import checkpoint, loading
@@ -148,9 +148,19 @@ class Design:
         return tuple(self.settings.label_pairs or default)
 
     @property
+    def arbitrary_label_pairs(self) -> tuple[str, ...]:
+        """Label pairs that are no names of classes."""
+        return tuple(pair for pair in self.label_pairs if pair != CLASS_NAMES)
+
+    @property
+    def is_included(self) -> bool:
+        """Whether the model is an included model, or a copy of one."""
+        return self.model in included_models()
+
+    @property
     def _default_pairs(self) -> tuple[str, ...]:
         """Default label pairs; an included model has the label pairs that it was trained on."""
-        if self.model in included_models():
+        if self.is_included:
             return read_label_pairs(("nonsense",))
         words = self.settings.suite == "words"
         return read_label_pairs() if words else read_label_pairs(("nonsense", "plain"))
@@ -300,7 +310,7 @@ class Design:
     @property
     def n_prompts(self) -> int:
         """Number of prompts of each of the paper's own sets."""
-        default = 200 if self.model in included_models() else QUICK_PROMPTS
+        default = 200 if self.is_included else QUICK_PROMPTS
         return self.settings.prompts or default
 
 

@@ -86,10 +86,10 @@ def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) 
         # Each row of this batch also holds the keys and values of its beginning.
         max_rows = max_tokens // (length + 1)
         for some in _of_one_length(ends, max_rows, lambda end: len(end.ids)):
-            ids, rows, prompts = zip(*some, strict=True)
+            texts, rows, prompts = zip(*some, strict=True)
             of_rows = copy.deepcopy(cache)
             of_rows.batch_select_indices(torch.tensor(rows, device=model.device))
-            streams = _run(model, ids, of_rows)
+            streams = _run(model, texts, of_rows)
             last[list(prompts)] = streams[:, -1]
     return StreamInputs(last, labels)
 

@@ -24,7 +24,7 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import CLASS_NAMES, SEPARATORS, Template, read_label_pairs
-from twotowers.tables import read_csv
+from twotowers.tables import read_csv, unreadable
 
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
 
@@ -39,8 +39,15 @@ def class_pairs() -> tuple[str, ...]:
 
     Returns:
         Class pairs, the paper's pairs first.
+
+    Raises:
+        TwoTowersError: If a class is in two class pairs. Their prompts would not be independent.
     """
-    pairs = read_csv(data_folder() / "words" / "pairs.csv", str)
+    path = data_folder() / "words" / "pairs.csv"
+    pairs = read_csv(path, str)
+    classes = pd.concat([pairs["first"], pairs["second"]])
+    for name in classes[classes.duplicated()]:
+        raise unreadable(path, f"class '{name}' twice, but each class is in one class pair only")
     return tuple(pairs["first"] + "/" + pairs["second"])
 
 

@@ -122,6 +122,7 @@ def _draw(
 ) -> Prompt:
     """Return one prompt of a set; `halves` are each class's texts of demonstrations and queries."""
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
+    words: Mapping[str, list[str]]
     if halves:
         false, true, *_ = rng.permutation(list(halves)).tolist()
         words = {cls: demonstrations for cls, (demonstrations, _) in halves.items()}
