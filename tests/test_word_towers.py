@@ -29,7 +29,6 @@ from towerlab_experiments.word_towers import (
     word_towers,
 )
 from twotowers.heads import Head
-from twotowers.settings import Settings
 
 WORDS = {cls: spread_words(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
 PAIRS = ("a/b", "b/a")

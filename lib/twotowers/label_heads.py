@@ -45,7 +45,8 @@ def usual_rank(values: xr.DataArray, heads: np.ndarray) -> xr.DataArray:
         heads: Names of heads that are in no list.
     """
     ranks = values.sel(quantity="rank").mean("prompt").sel(selected_head=heads)
-    return np.exp(np.log(ranks).mean("selected_head"))
+    logarithms = xr.apply_ufunc(np.log, ranks)
+    return np.exp(logarithms.mean("selected_head"))
 
 
 def relative_to(values: xr.DataArray, usual: xr.DataArray) -> xr.DataArray:
