@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import shared_tiny
 from reference import Reference
-from towerlab.model.attention import with_class_sums
+from towerlab.model.label_attention import with_class_sums
 from towerlab.prompts.paper_sets import paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.biases import PARTNERS, attention_exchanges

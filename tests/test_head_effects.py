@@ -12,7 +12,7 @@ import torch
 from conftest import shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from tolerances import FLOAT64
-from towerlab.model.attention import swapped_weights
+from towerlab.model.label_attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.head_effects import (

@@ -5,7 +5,7 @@ attention. Chapter 5 tests whether the answer moves because of it.
 
 Two changes of a prompt are partners: without a true or without another demonstration (majority
 bias), and true demonstrations last or first (recency bias). Each head gets the sums of attention
-that the labels of either class have in the partner (`model.attention.with_class_sums`). Values are
+that the labels of either class have in the partner (`model.label_attention.with_class_sums`). Values are
 those of the prompt itself. If a bias went through this attention alone, it would be reversed.
 
     >>> from twotowers.settings import Settings
@@ -34,8 +34,9 @@ from towerlab.measure.observations import (
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
-from towerlab.model.attention import Weights, places_of, with_class_sums
+from towerlab.model.attention import Weights
 from towerlab.model.edits import set_attention
+from towerlab.model.label_attention import places_of, with_class_sums
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts

@@ -26,16 +26,9 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model.attention import (
-    Attention,
-    Places,
-    Weights,
-    attention_difference,
-    places_of,
-    reading_attention,
-    swapped_weights,
-)
+from towerlab.model.attention import Attention, Weights, reading_attention
 from towerlab.model.edits import UNCHANGED, answers, patch_z, set_attention
+from towerlab.model.label_attention import Places, attention_difference, places_of, swapped_weights
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed

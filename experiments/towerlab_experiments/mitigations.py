@@ -33,9 +33,9 @@ from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
-from towerlab.model.attention import places_of
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.edits import Edit, LayerState
+from towerlab.model.label_attention import places_of
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
