@@ -5,7 +5,7 @@ attention. Chapter 5 tests whether the answer moves because of it.
 
 Two changes of a prompt are partners: without a true or without another demonstration (majority
 bias), and true demonstrations last or first (recency bias). Each head gets the sums of attention
-that the labels of either class have in the partner (`model.label_attention.with_class_sums`). Values are
+that the labels of either class have in the partner (`label_attention.with_class_sums`). Values are
 those of the prompt itself. If a bias went through this attention alone, it would be reversed.
 
     >>> from twotowers.settings import Settings
