@@ -1,5 +1,6 @@
 """A chapter run in this process, without a kernel: what its cells judge, as a table."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -42,3 +43,15 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
     expected = used | decide_identities | {data_folder() / "versions.csv"}
     assert read <= expected, read - expected
     return evidence.read(folder)
+
+
+def functions_of(chapter: str) -> dict:
+    """The functions that the cells of a chapter define, without running anything else in them."""
+    names: dict = {}
+    for cell in json.loads((ROOT / f"book/{chapter}.ipynb").read_text("utf8"))["cells"]:
+        if cell["cell_type"] == "code":
+            tree = ast.parse("".join(cell["source"]))
+            kept = (ast.Import, ast.ImportFrom, ast.FunctionDef)
+            tree.body = [node for node in tree.body if isinstance(node, kept)]
+            exec(compile(tree, chapter, "exec"), names)
+    return names

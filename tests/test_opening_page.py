@@ -17,7 +17,7 @@ from twotowers.paths import chapter_names
 @pytest.fixture
 def rows():
     """The verdicts that the opening page's sentences rest on."""
-    table = claims.written_findings()
+    table = claims.written_findings().assign(prompt_set="")
     return table[table["page"] == "intro"].drop_duplicates(["claim", "model"])
 
 
@@ -42,22 +42,37 @@ def judged(rows, monkeypatch):
     }
     results = pd.DataFrame(
         [
-            {"claim": item, "verdict": verdict.replace("_", " "), "model": model, "stability": 1.0}
+            {
+                "claim": item,
+                "verdict": verdict.replace("_", " "),
+                "model": model,
+                "stability": 1.0,
+                "n_random_sets": 100,
+            }
             for item, both in verdicts.items()
             for model, verdict in zip(("mini-gpt2", "b"), both.split(" "), strict=True)
             if verdict
         ]
     ).assign(mark=lambda of: of["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION}))
+    on_solved = results[results["claim"].isin(["figure 6", "table 1"])].assign(mark="")
+    on_solved = on_solved.assign(n_random_sets=[100, 0, 0, 0])
+    on_solved.loc[on_solved["claim"] == "table 1", "verdict"] = claims.DISAGREES
     monkeypatch.setattr(
-        verdict_map.evidence, "read", lambda folder, of: results if "figure 6" in of else rows
+        verdict_map.evidence,
+        "read",
+        lambda folder, of, solved=False: (
+            (on_solved if solved else results) if "figure 6" in of else rows
+        ),
     )
     return results
 
 
 def test_results_are_counted_over_the_models_that_were_asked(judged, rows, tmp_path):
     text = re.sub("<[^>]*>", "", opening_page.cards(tmp_path, rows.assign(effect=math.nan)))
-    assert "Of 7 tests of 4 results of the paper, 4 agree. In 1 of these random heads agree" in text
-    assert "and 1 are of models that fail the task" in text
+    assert "In the paper's protocol, 4 of 7 tests of 4 results agree, 2 of these beyond" in text
+    assert "solve, 2 of 4 tests of 2 results agree, 1 of these beyond random" in text
+    assert "In no model: table 1." in text
+    assert "But 1 of those that agree are of models that fail the task" in text
 
 
 def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
@@ -91,7 +106,9 @@ def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp
     html = verdict_map.drawn(tmp_path)
     assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
     assert 'class="verdict agrees-not-specific" href="#row-figure-9"' in html
-    assert html.count("<td><a") == 8 and "figure 22" not in html
+    assert html.count("<td><a") == 4 + 8 and "figure 22" not in html
+    on_solved = html.split("In the paper's protocol")[0]
+    assert "4 tests: 2 agrees, 2 does not agree." in on_solved and "figure 9" not in on_solved
 
 
 def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
@@ -103,7 +120,7 @@ def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
     (tmp_path / "chapters").mkdir()
     path = tmp_path / "chapters" / f"{chapter_names()['13']}.ipynb"
     path.write_text(json.dumps({"cells": [{"outputs": outputs}]}))
-    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS]})
+    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "prompt_set": [""]})
     html = opening_page.metric(tmp_path, judged)
     assert "base64,SmolLM2" in html and "Head 1-2 of SmolLM2-135M: the score of 2 query" in html
     assert "Holds in the only model tested." in html and html.count("<li>") == 1

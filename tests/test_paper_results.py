@@ -10,10 +10,20 @@ import pytest
 import xarray as xr
 from chapter_runs import evidence_of
 from conftest import refused
-from twotowers import book, claims, evidence, head_selection, intervals, paper_results, strips
+from twotowers import (
+    book,
+    claims,
+    evidence,
+    head_selection,
+    intervals,
+    paper_results,
+    strips,
+    tables,
+)
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import Head, head_coordinates
 from twotowers.paper_results import BALANCED, Result
+from twotowers.paths import data_folder
 
 
 def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
@@ -41,6 +51,22 @@ def test_every_result_of_both_versions_has_its_line():
         reason = result.not_run or result.no_verdict
         assert all(cell not in ("", None) for cell in rule) != bool(reason)
         assert reason or (result.part <= result.agrees and result.seen)
+
+
+def test_values_of_the_paper_are_those_that_it_prints():
+    published = tables.read_csv(data_folder() / "published.csv", str)
+    abstract = published[published["source"] == "EMNLP abstract"].set_index("quantity")["value"]
+    before, after, majority = abstract.astype(float)[:3]
+    results = claims.paper_results()
+    lost = 1 - after / before
+    assert results["twelve heads"].published_value == pytest.approx(lost, abs=0.005)
+    assert results["EMNLP table 7"].published_value == majority
+    for name in ("EMNLP table 4", "EMNLP table 6", "EMNLP table 8"):
+        assert results[name].published_value == 1 and "published" in results[name].measure
+    layers = published.set_index("quantity")["value"]["layers of the top 20 heads"]
+    assert int(layers.split("-")[0]) >= 36 / 2 and results["figure 3"].published_value == 1
+    smallest = published[published["source"] == "v1 table 2"]["value"].astype(float).min()
+    assert smallest >= 0.87 and results["table 2"].published_value == 1
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def changed(tmp_path, monkeypatch):
         ("figures.csv", "\nfigure 6,", "\nfigure 6b,", {"04-attention-weights"}),
         ("figures.csv", "\nword prompts,", "\nword prompt,", set(CHAPTERS.notebooks)),
         ("figures.csv", "\ntable 2,", "\na row of none,\ntable 2,", set()),
+        ("solved.csv", "\nfigure 6,", "\nfigure 6b,", set(CHAPTERS.notebooks)),
         ("known_heads.csv", "\n", "\n\n", {"12-what-every-head-does"}),
         ("rules.csv", "\n", "\n\n", set()),
         ("versions.csv", "templates,answers,1", "templates,answers,2", None),

@@ -1,14 +1,19 @@
 """Which verdicts a model earns that compares texts, that answers by position, or by one word.
 
-Attention and answers are planted on the paper's prompts, in both orders and with both assignments
-of the labels: two true labels and two false ones, of which one kind is nearer.
+Attention and answers are planted, in both orders and with both assignments of the labels: two true
+labels and two false ones, of which one kind is nearer. The first verdict is on the paper's prompts,
+the second on blocks.
 """
 
 import numpy as np
 import pytest
 import xarray as xr
-from twotowers import claims, paper_results
-from twotowers.paper_results import BALANCED, LABELS
+from chapter_runs import functions_of
+from twotowers import book, claims, paper_results
+from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE
+from twotowers.heads import Head
+from twotowers.judged_model import JudgedModel
+from twotowers.paper_results import BALANCED, LABELS, Result, Solved
 
 NEAR_IS_TRUE = [True, True, False, False]  # in BALANCED
 FOO_IS_TRUE = [True, False, True, False]
@@ -65,3 +70,87 @@ def test_with_true_labels_first_attention_by_position_falls_most(kind, fall):
     assert np.isclose(found, fall)
     result = claims.paper_results()["figure 9"]
     assert result.judge(float(found)) == claims.NOT_JUDGED and result.no_verdict
+
+
+KINDS = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}
+IS_TRUE = np.array([[False, False, True, True]] * 2 + [[True, True, False, False]] * 2)
+"""True labels of the four prompts of a block: nearest in the first two"""
+LISTED = [Head(1, i) for i in range(5)]
+
+
+def blocks(answers, heads):
+    """24 blocks of a model that answers in one way and whose listed heads attend in one way."""
+    prefers_true = np.array(KINDS[heads])[:, None]
+    of_block = np.full((4, 2, 12, 4), 0.1)
+    of_block[:, 1, :5] = np.where(prefers_true == IS_TRUE, 0.3, 0.05)[:, None]
+    pairs = [(f"a{i}/b{i}", f"x{j}/y{j}") for i in range(8) for j in range(3)]
+    class_pair, label_pair = np.repeat(pairs, 4, axis=0).T
+    right = np.where(KINDS[answers], 1.0, -1.0)
+    dims = ("prompt", "layer", "head", "demonstration")
+    return xr.Dataset(
+        {"attention": (dims, np.tile(of_block, (24, 1, 1, 1))),
+         "logit_difference": ("prompt", np.tile(right, 24))},
+        {"is_true_label": (("prompt", "demonstration"), np.tile(IS_TRUE, (24, 1))),
+         "class_pair": ("prompt", class_pair), "label_pair": ("prompt", label_pair)},
+        {"layers": 2, "heads": 12, "key_value_heads": 12},
+    )  # fmt: skip
+
+
+def with_one_fewer(ds):
+    """The blocks with the last true label removed, where no score of a head changes."""
+    true = ds.attention.where(ds.is_true_label)
+    removed, total = true.max("demonstration"), true.sum("demonstration")
+    after = (total - removed) / (1 - removed)
+    changes = xr.concat([total, after], "condition").assign_coords(
+        condition=["plain", "one true fewer"]
+    )
+    parts = {"attention_true": changes, "attention_left": total - removed}
+    return xr.Dataset(parts | {"attention_removed": removed})
+
+
+def second_verdicts(ds, monkeypatch):
+    """The second verdicts on three results of the paper, judged by the functions of chapters."""
+    monkeypatch.setattr(book, "display", lambda part: None)
+    chapter = book.open({"model": "smollm2-135m"})
+    chapter.models = {"m": JudgedModel(chapter, "m", ds)}
+    sums_by_label, share_of_twice, lost, softmax_alone, share_beyond = (
+        functions_of(stem)[name]
+        for stem, name in (
+            ("04-attention-weights", "sums_by_label"),
+            ("04-attention-weights", "share_with_twice_the_attention"),
+            ("05-imbalanced-and-reordered", "lost"),
+            ("05-imbalanced-and-reordered", "softmax_alone"),
+            ("05-imbalanced-and-reordered", "share_beyond"),
+        )
+    )
+    fewer = with_one_fewer(ds)
+    beyond = lost(fewer) - softmax_alone(fewer)
+    plain = fewer.attention_true.sel(condition="plain", drop=True)
+    losses = xr.Dataset({"beyond": beyond, "plain": plain}).to_dataarray("part")
+    heads = {"m": LISTED}
+    second = {
+        "word prompts": Solved({"m": ds.logit_difference > 0}, lambda is_right: is_right),
+        "figure 6": Solved({"m": sums_by_label(ds)}, share_of_twice, heads),
+        "figure 8": Solved({"m": losses}, share_beyond, heads),
+    }
+    for name, solved in second.items():
+        chapter.compare_with_paper(name, "", {"m": Result(1.0, "")}, solved=solved)
+    rows = [row for row in chapter.rows if row.prompt_set == claims.ON_SOLVED]
+    return {row.claim: row.verdict for row in rows}
+
+
+@pytest.mark.parametrize(
+    "answers, heads, verdicts",
+    [
+        # Figure 8: no head here loses more than the softmax takes, so no kind of model agrees.
+        ("compares", "compares", [AGREES, AGREES, DISAGREES]),
+        ("position", "position", [NOT_TESTABLE] * 3),  # the task gate
+        ("word", "word", [NOT_TESTABLE] * 3),
+        # The task is solved, but not by the listed heads.
+        ("compares", "position", [AGREES, DISAGREES, DISAGREES]),
+        ("compares", "word", [AGREES, DISAGREES, DISAGREES]),
+    ],
+)
+def test_only_heads_that_compare_earn_the_second_verdict(answers, heads, verdicts, monkeypatch):
+    second = second_verdicts(blocks(answers, heads), monkeypatch)
+    assert second == dict(zip(("word prompts", "figure 6", "figure 8"), verdicts, strict=True))

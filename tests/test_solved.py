@@ -1,66 +1,107 @@
-"""The second verdict: a rule or a reason for every result, and statistics on planted numbers."""
+"""The second verdict, on solved prompts: a rule or a reason for every result, and its rows."""
+
+import math
+from html import unescape
+from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
-from conftest import ROOT
-from twotowers import claims
+from chapter_runs import functions_of
+from twotowers import book, claims, evidence, head_selection
+from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE, ON_PAPER, ON_SOLVED
+from twotowers.errors import NotTestable
 from twotowers.heads import Head
-from twotowers.paper_results import LABELS, compare_lists
+from twotowers.paper_results import LABELS, Result, Solved, compare_lists
 
-from benchmarks import solved
-
-RULES = pd.read_csv(ROOT / "data/solved.csv").set_index("id")
+RULES = claims.solved_rules()
 
 
 def test_every_judged_result_has_a_rule_or_a_reason():
     judged = {name for name, row in claims.paper_results().items() if not row.not_run}
-    assert {*RULES.index} == judged and (RULES["measure"].isna() != RULES["none"].isna()).all()
-    assert (RULES["rule"] == "2026-11-28").all() and RULES["seen"][RULES["none"].isna()].all()
+    assert {*RULES} == judged
+    assert all(bool(rule.measure) != bool(rule.none) for rule in RULES.values())
+    assert all(rule.seen for rule in RULES.values() if rule.measure)
 
 
-def attention(true, false):
-    """Attention of heads by label, before and after if each head has two numbers."""
-    values = np.array([true, false], float)
-    dims = ("label", "selected_head", "change")[: values.ndim]
-    changes = {"change": ["before", "after"]} if values.ndim == 3 else {}
-    return xr.DataArray(values, {"label": LABELS} | changes, dims)
+@pytest.fixture
+def chapter(monkeypatch):
+    """A chapter with three models, of which the last does not learn the task."""
+    shown = []
+    monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
+    chapter = book.open({"model": "smollm2-135m"})
+
+    def fails():
+        raise NotTestable("does not learn the task: accuracy 50%")
+
+    def model(check):
+        sizes = {"layers": 2, "heads": 12, "key_value_heads": 12}
+        return SimpleNamespace(check_learned=check, heads=SimpleNamespace(attrs=sizes))
+
+    chapter.models = {"a": model(lambda: None), "b": model(lambda: None), "c": model(fails)}
+    chapter.shown = shown
+    return chapter
 
 
-def test_attention_is_counted_and_summed_by_hand():
-    half = attention([0.4, 0.4], [0.2, 0.3])
-    assert float(solved.share_with_twice_the_attention(half)) == 0.5
-    falls = attention([[0.4, 0.2], [0.4, 0.3]], [[0.1, 0.2], [0.1, 0.1]])
-    assert float(solved.fall(falls)) == pytest.approx(0.375)
-    assert float(solved.fall_and_rise(falls)) == pytest.approx(0.375)
-    assert float(solved.fall_in_nearly_all(falls)) == pytest.approx(0.375)
-    two_rise = attention([[0.9, 0.1], [0.1, 0.2], [0.1, 0.2]], [[1, 1]] * 3)
-    assert float(solved.fall_in_nearly_all(two_rise)) == pytest.approx((1 - 0.5 / 1.1) / 2)
+def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapter):
+    first = dict.fromkeys("abcd", Result(1.0, "all heads", random=[0.0] * 30))
+    attention = xr.DataArray(np.full((2, 4, 2, 12), 0.1), dims=("label", "prompt", "layer", "head"))
+    attention = attention.assign_coords(label=LABELS)
+    attention[0, :, 1, :3] = 0.3
+    listed = [Head(1, 0), Head(1, 1), Head(1, 2)]
+
+    def share_of_twice(x):
+        return (x.sel(label=LABELS[0]) >= 2 * x.sel(label=LABELS[1])).mean("selected_head")
+
+    on_blocks = {"a": attention, "b": attention.isel(label=[1, 1]).assign_coords(label=LABELS)}
+    on_blocks |= {"c": attention}
+    chapter.compare_with_paper(
+        "figure 6", "4.1", first,
+        solved=Solved(on_blocks, share_of_twice, heads=dict.fromkeys("abc", listed),
+                      words=lambda x: f"{x.sizes['selected_head']} heads"))  # fmt: skip
+    second = {row.model: row for row in chapter.rows if row.prompt_set == ON_SOLVED}
+    verdicts = [second[m].verdict for m in "abcd"]
+    assert verdicts == [AGREES, DISAGREES, NOT_TESTABLE, NOT_TESTABLE]
+    assert second["a"].n_random_sets >= 20 and second["a"].words == "3 heads"
+    assert second["c"].words.startswith("does not learn the task")
+    assert second["d"].words == "not measured on counterbalanced blocks"
+    assert [row.verdict for row in chapter.rows if row.prompt_set == ON_PAPER] == [AGREES] * 4
+    html = unescape(chapter.shown[0])
+    assert "On solved prompts: yes in 1 of 2 models, no in 1." in html
+    assert "In the paper's protocol: yes in all 4 models." in html
+    assert html.count('<th scope="row">') == 4 and html.count('<svg class="track"') == 8
+    filled, hollow = html.count('r="6.5" fill="#'), html.count('r="5.5" fill="none"')
+    assert (filled, hollow) == (2, 4)
+    assert "a, solved prompts: <b>agrees</b>" in html
 
 
-def test_a_share_of_deep_heads_and_one_beyond_chance():
-    increase = xr.DataArray(np.zeros((4, 4, 2)), dims=("prompt", "layer", "head"))
-    increase[:, 3], increase[:, 0, 0] = 1.0, 0.5
-    deep = compare_lists(solved.share_of_deep, {"all": increase}, 3, "", ("layer", "head"))
-    assert deep.value == pytest.approx(2 / 3)
-    same = compare_lists(solved.beyond_chance, {"0": increase, "1": increase}, 3, "")
-    assert same.value == 1.0
+def test_a_result_without_a_second_verdict_says_why(chapter):
+    chapter.compare_with_paper("figure 7", "4.2", {"a": Result(1.0, "")})
+    assert [row.prompt_set for row in chapter.rows] == [ON_PAPER]
+    assert f"No second verdict, on solved prompts: {RULES['figure 7'].none}." in unescape(
+        chapter.shown[0]
+    )
 
 
-def test_remedies_and_the_twelve_by_hand():
-    right = xr.DataArray(
-        [[0.8, 0.8], [0.6, 0.7], [0.9, 0.85], [0.9, 0.8], [0.5, 0.6]],
-        {"change": ["plain", "one true fewer", "one other fewer", "true nearest", "true first"],
-         "remedy": ["none", "remedy"]}, ("change", "remedy"))  # fmt: skip
-    assert float(solved.majority_remedy(right)) == pytest.approx((0.1 - 0.05) / 0.2)
-    assert float(solved.recency_remedy(right)) == pytest.approx(0.5 / 0.17)
-    assert np.isnan(solved.majority_remedy(right.where(right["change"] == "plain", 0.79)))
-    accuracy = xr.DataArray([0.8, 0.2], {"head_set": ["none", "paper's twelve"]}, "head_set")
-    assert float(solved.lost_accuracy(accuracy)) == pytest.approx(0.75)
+def test_the_two_verdicts_are_read_apart(chapter, tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path))
+    found = {"a": Result(1.0, "words")}
+    chapter.compare_with_paper("figure 3", "1.3", found, solved=Solved({"a": Result(0.1, "")}))
+    chapter.close()
+    first, second = (evidence.read(tmp_path, claims.paper_results(), solved) for solved in (0, 1))
+    assert first["verdict"].tolist() == [AGREES] and second["verdict"].tolist() == [DISAGREES]
 
 
-def test_halves_have_other_class_pairs_and_both_lists_are_of_the_middle():
+def test_random_sets_that_are_equal_count_once():
+    values = xr.DataArray([[1.0, 0], [1, 0], [1, 1]], dims=("random_set", "prompt"))
+    assert evidence.different_sets(values).sizes["random_set"] == 2
+    named = values.assign_coords(sets=("random_set", ["x", "y", "y"]))
+    assert evidence.different_sets(named).values.tolist() == [[1, 0], [1, 0]]
+    by = xr.DataArray([[3.0], [4], [4]], dims=("random_set", "prompt"))
+    assert evidence.different_sets(values, by).sizes["random_set"] == 2
+
+
+def test_halves_have_other_class_pairs_and_lists_have_the_largest_increases():
     increase = np.zeros((2, 8, 6, 2))
     increase[:, :, [0, 3, 4, 5]] = np.array([4, 3, 2, 1])[:, None] + np.array([0, 0.1])
     pairs = [f"{i % 4}/x" for i in range(8)]
@@ -68,7 +109,46 @@ def test_halves_have_other_class_pairs_and_both_lists_are_of_the_middle():
         {"increase": (("norm", "prompt", "layer", "head"), increase)},
         {"norm": ["frozen", "recomputed"], "class_pair": ("prompt", pairs)},
     )
-    first, second = (set(half["class_pair"].values) for half in solved.halves(by_norm))
+    first, second = (set(half["class_pair"].values) for half in head_selection.halves(by_norm))
     assert first == {"0/x", "2/x"} and second == {"1/x", "3/x"}
-    assert len(solved.listed(by_norm)) == 5
-    assert solved.in_both_lists(by_norm) == [Head(3, 1), Head(3, 0), Head(4, 1)]
+    assert head_selection.by_increase(by_norm, 3) == [Head(0, 1), Head(0, 0), Head(3, 1)]
+
+
+def attention(true, false):
+    """Attention of heads by label."""
+    return xr.DataArray([true, false], {"label": LABELS}, ("label", "selected_head"))
+
+
+def test_statistics_of_chapters_by_hand():
+    share = functions_of("04-attention-weights")["share_with_twice_the_attention"]
+    assert float(share(attention([0.4, 0.4], [0.2, 0.3]))) == 0.5
+    names = functions_of("01-locate")
+    increase = xr.DataArray(np.zeros((4, 4, 2)), dims=("prompt", "layer", "head"))
+    increase[:, 3], increase[:, 0, 0] = 1.0, 0.5
+    deep = compare_lists(names["share_of_deep"], {"all": increase}, 3, "", ("layer", "head"))
+    assert deep.value == pytest.approx(2 / 3)
+    same = compare_lists(names["beyond_chance"], {"0": increase, "1": increase}, 3, "")
+    assert same.value == 1.0
+    losses = xr.DataArray(
+        [[0.2, -0.1, -0.1], [0.5, 0.3, 0.2]],
+        {"part": ["beyond", "plain"]},
+        ("part", "selected_head"),
+    )
+    names = functions_of("05-imbalanced-and-reordered")
+    beyond = names["share_beyond"](losses)
+    assert math.isclose(beyond, 0, abs_tol=1e-9)
+    assert float(names["in_nearly_all"](xr.DataArray(0.4), losses.sel(part="beyond"))) == 0.2
+
+
+def test_remedies_and_the_twelve_by_hand():
+    right = xr.DataArray(
+        [[0.8, 0.8], [0.6, 0.7], [0.9, 0.85], [0.9, 0.8], [0.5, 0.6]],
+        {"change": ["FFTT", "one true fewer", "one false fewer", "true nearest", "true first"],
+         "remedy": ["none", "remedy"]}, ("change", "remedy"))  # fmt: skip
+    names = functions_of("07-mitigation")
+    names["GOALS"] = [0.17]
+    assert float(names["net"](right)) == pytest.approx((0.1 - 0.05) / 0.2)
+    assert float(names["share_of_published"](right)) == pytest.approx(0.5 / 0.17)
+    accuracy = xr.DataArray([0.8, 0.2], {"head_set": ["none", "paper's twelve"]}, "head_set")
+    lost = functions_of("06-interventions")["share_lost"](accuracy)
+    assert float(lost) == pytest.approx(0.75)

@@ -166,15 +166,14 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         build: Folder of built files.
         rows: Rows of evidence.
     """
-    told, judged = sentences(rows), verdict_map.tests(build)
-    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
-    agrees = asked[asked["verdict"].str.startswith(claims.AGREES)]
-    n_unspecific = (agrees["verdict"] == claims.AGREES_UNSPECIFIC).sum()
+    told = sentences(rows)
+    judged, solved = verdict_map.tests(build), verdict_map.tests(build, solved=True)
+    agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
     little = (
-        f"Of {len(asked)} tests of {asked['claim'].nunique()} results of the paper, <b>"
-        f"{len(agrees)} agree</b>. In {n_unspecific} of these random heads agree as well, and "
-        f"{n_failing} are of models that fail the task on the paper's prompts "
+        f"On prompts that the models solve, {in_counts(solved)} In no model: {never_in(solved)}. "
+        f"In the paper's protocol, {in_counts(judged)} But {n_failing} of those that agree are of "
+        "models that fail the task on the paper's prompts "
         '(<a href="figure-by-figure.html">figure by figure</a>). '
     )
     parts = {
@@ -188,6 +187,33 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         for title, body in parts.items()
     )
     return f'<div class="opening-cards">{sections}</div>'
+
+
+def in_counts(judged: pd.DataFrame) -> str:
+    """Return how many tests of the paper's results agree, in words.
+
+    Args:
+        judged: Rows of evidence of the counted results.
+    """
+    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
+    n_agree = asked["verdict"].str.startswith(claims.AGREES).sum()
+    is_compared = asked["n_random_sets"] >= evidence.MIN_RANDOM_SETS
+    n_specific = (is_compared & (asked["verdict"] == claims.AGREES)).sum()
+    return (
+        f"<b>{n_agree} of {len(asked)} tests</b> of {asked['claim'].nunique()} results agree, "
+        f"{n_specific} of these beyond random heads."
+    )
+
+
+def never_in(judged: pd.DataFrame) -> str:
+    """Return the results of the paper that agree in no model, also not in part.
+
+    Args:
+        judged: Rows of evidence of the counted results.
+    """
+    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
+    fails = (asked["verdict"] == claims.DISAGREES).groupby(asked["claim"], sort=False).all()
+    return ", ".join(fails.index[fails]) or "none"
 
 
 def matrix_of(build: Path) -> dict:

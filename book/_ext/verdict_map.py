@@ -36,13 +36,14 @@ STABLE = 0.95
 verdict stays the same"""
 
 
-def tests(build: Path) -> pd.DataFrame:
+def tests(build: Path, solved: bool = False) -> pd.DataFrame:
     """Return the counted results of the paper in each model, tested or not testable.
 
     Args:
         build: Folder of built files.
+        solved: Whether the verdicts are the second ones, on solved prompts.
     """
-    judged = evidence.read(build / "evidence", claims.paper_results())
+    judged = evidence.read(build / "evidence", claims.paper_results(), solved)
     return judged[~judged["claim"].isin(claims.UNCOUNTED)]
 
 
@@ -93,15 +94,33 @@ def summary(judged: pd.DataFrame) -> str:
 
 
 def drawn(build: Path) -> str:
-    """Return a picture of every test, with a row for each result and a column for each model.
-
-    It has three tables side by side, and each cell leads to its row.
+    """Return a picture of every test, on solved prompts and in the paper's protocol.
 
     Args:
         build: Folder of built files.
     """
-    judged = tests(build)
-    models = dict.fromkeys(evidence.read(build / "evidence", claims.paper_results())["model"])
+    judged, solved = tests(build), tests(build, solved=True)
+    models = list(dict.fromkeys(judged["model"]))
+    asked = solved[~solved["verdict"].isin(claims.WITHOUT_VERDICT)]
+    signs = "; ".join(
+        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
+    )
+    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
+    return (
+        f'<div class="verdict-map" id="verdict-map"><p>{signs}; empty: not run. Marks of the '
+        f"answers of a model that does not solve the task: {marks}.</p>"
+        f"<p><b>On prompts that the model solves</b>, {len(asked)} tests: {counted(asked)}.</p>"
+        f"<div>{_tables(solved, models)}</div>"
+        f"<p><b>In the paper's protocol</b>, {summary(judged)}</p>"
+        f"<div>{_tables(judged, models)}</div></div>"
+    )
+
+
+def _tables(judged: pd.DataFrame, models: list[str]) -> str:
+    """Return three tables side by side, with a line for each result and a column for each model.
+
+    Each cell leads to the row of its result.
+    """
     cells = {(row.claim, row.model): row for row in judged.itertuples()}
     heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
     lines = []
@@ -112,19 +131,10 @@ def drawn(build: Path) -> str:
             line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
         lines.append(f"<tr>{line}</tr>")
     third = -(-len(lines) // 3) or 1
-    tables = "".join(
+    return "".join(
         f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines[i : i + third])}"
         "</tbody></table>"
         for i in range(0, len(lines), third)
-    )
-    signs = "; ".join(
-        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
-    )
-    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
-    return (
-        f'<div class="verdict-map" id="verdict-map"><p>{summary(judged)}</p><p>{signs}; empty: not '
-        f"run. Marks of the answers of a model that does not solve the task: {marks}.</p>"
-        f"<div>{tables}</div></div>"
     )
 
 

@@ -18,6 +18,7 @@ from twotowers import claims, evidence, pages
 from twotowers.errors import TwoTowersError
 from twotowers.tables import shown_name
 
+SECOND = ", on solved prompts"
 MARK = re.compile(r"<!-- verdicts (.+?) -->")
 
 
@@ -36,7 +37,8 @@ def drawn(build: Path, mark: str) -> str:
     if not any((build / "evidence").glob("*.csv")):
         return ""  # a preview without any chapter
     statements = {**claims.claims(), **claims.paper_results()}
-    return table(mark, evidence.read(build / "evidence", statements))
+    both = (evidence.read(build / "evidence", statements, solved) for solved in (False, True))
+    return table(mark, pd.concat(both))
 
 
 def meanings() -> str:
@@ -51,9 +53,11 @@ def meanings() -> str:
 def table(mark: str, rows: pd.DataFrame) -> str:
     """Return the table of a mark, with a line for each statement and a column for each model.
 
+    A result of the paper with a second verdict has a second line.
+
     Args:
         mark: Content of the mark.
-        rows: Rows of evidence.
+        rows: Rows of evidence, with those of the second verdict.
 
     Raises:
         TwoTowersError: If the mark names no claim and no result of the paper.
@@ -61,14 +65,17 @@ def table(mark: str, rows: pd.DataFrame) -> str:
     lines = [_title_and_name(part) for part in mark.split(";")]
     judged = rows[rows["claim"].isin([name for _, name in lines])]
     models = list(dict.fromkeys(judged["model"]))
-    cells = {(row.claim, row.model): row for row in judged.itertuples()}
+    cells = {(row.claim, row.model, row.prompt_set): row for row in judged.itertuples()}
+    prompt_sets = {(claim, prompt_set): None for claim, _, prompt_set in cells}
     text = [
         ["statement", *(escape(shown_name(model)) for model in models)],
         ["---"] * (len(models) + 1),
     ]
     for title, name in lines:
-        found = [cells.get((name, model)) for model in models]
-        text.append([escape(title), *("–" if row is None else _cell(row) for row in found)])
+        for prompt_set in (of for claim, of in prompt_sets if claim == name):
+            found = [cells.get((name, model, prompt_set)) for model in models]
+            words = escape(title + SECOND * (prompt_set == claims.ON_SOLVED))
+            text.append([words, *("–" if row is None else _cell(row) for row in found)])
     return "\n".join(f"| {' | '.join(line)} |" for line in text)
 
 

@@ -32,6 +32,8 @@ from towerlab.measure.pipeline import Pipeline
 
 OF_ALL = {"claims": (LEARNED,), "figures": claims.TASK}
 """Table of statements -> the rows that decide what every chapter says"""
+SHARED_TABLES = ("models/names.csv", "solved.csv")
+"""Tables that every chapter uses"""
 
 
 def listed(toc: Mapping[str, Any]) -> list[str]:
@@ -234,8 +236,8 @@ class Plan:
         of_chapter["variables"] = variables[variables["measurement"].isin(names)].to_csv(
             index=False
         )
-        shown = {"models/names.csv": read_text(data_folder() / "models/names.csv")}
-        rows = {f"{name}.csv": text for name, text in of_chapter.items()} | shown
+        rows = {f"{name}.csv": text for name, text in of_chapter.items()}
+        rows |= {path: read_text(data_folder() / path) for path in SHARED_TABLES}
         return used | {path: identity.digits(text) for path, text in rows.items()}
 
     def statements(self, notebook: str, table: str) -> str:

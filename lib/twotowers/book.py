@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from html import escape
@@ -30,13 +30,13 @@ from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
 from twotowers import claims, evidence, explore, files, intervals, pages, paper_results, strips
-from twotowers.claims import NOT_TESTABLE, Claim, Statement
+from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
 from twotowers.heads import Head
 from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
-from twotowers.paper_results import Result
+from twotowers.paper_results import Result, Solved
 from twotowers.settings import Settings
 from twotowers.tables import shown_name
 
@@ -158,13 +158,12 @@ class Chapter(Measurements):
         effect, control = model.select(claim, values, random)
         are_sets = random is not None and "random sets" in claim.control
         if control is not None and are_sets and claim.heads in self.sets[name]:
-            # The measurement drew its random sets like this, so their names are drawn again. With
-            # directions, the first half are sets of heads.
+            # With directions, the first half are sets of heads.
             n_sets = control.sizes["random_set"]
             n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
-            sets = model.draw_random_sets(self.sets[name][claim.heads], n_drawn)
-            names = [*map(sorted, sets), *range(n_drawn, n_sets)]
-            control = control.assign_coords(sets=("random_set", [*map(str, names)]))
+            names = self.names_of_random_sets(name, claim.heads, n_drawn)
+            names += [*map(str, range(n_drawn, n_sets))]
+            control = control.assign_coords(sets=("random_set", names))
         row = evidence.judge_claim(
             claim,
             name,
@@ -206,6 +205,19 @@ class Chapter(Measurements):
             return []
         return list(dict.fromkeys(tuple(sorted(heads)) for heads in sets))
 
+    def names_of_random_sets(self, model: str, name: str, n_sets: int) -> list[str]:
+        """Return the names of the random sets that a measurement drew for a named set.
+
+        They are drawn again, in the same order. Equal sets have equal names.
+
+        Args:
+            model: Name of the model.
+            name: Name of the set.
+            n_sets: Number of random sets of the measurement.
+        """
+        sets = self.models[model].draw_random_sets(self.sets[model][name], n_sets)
+        return [str(sorted(heads)) for heads in sets]
+
     table = staticmethod(intervals.table)
 
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
@@ -239,6 +251,7 @@ class Chapter(Measurements):
         words: Mapping[str, str] | Callable[[Any], str] | None = None,
         suite: str | None = None,
         prompts: Literal["paper", "blocks"] = "paper",
+        solved: Solved | None = None,
     ) -> None:
         """Judge whether a result of the paper is reproduced in each model, and keep the rows.
 
@@ -264,6 +277,7 @@ class Chapter(Measurements):
             suite: Suite of the prompts, if it is not the suite of the settings.
             prompts: The paper's prompts, which give the row a mark; or counterbalanced blocks,
                 which give none.
+            solved: The same comparison on solved prompts, for the second verdict.
 
         Raises:
             TwoTowersError: If data/figures.csv has no rule for the result.
@@ -278,40 +292,67 @@ class Chapter(Measurements):
         marks = {model: paper_results.task_mark(ds) for model, ds in balance.items()}
         results = {model: Result(math.nan, reason) for model, reason in self.left_out.items()}
         for model, values in data.items():
-            found = values
-            if statistic is not None and not isinstance(values, Result):
-                found = paper_results.compare(
-                    statistic,
-                    values,
-                    words if callable(words) else (words or {}).get(model, ""),
-                    heads=None if heads is None else heads[model],
-                    others=None if others is None else others[model],
-                    every_head=None if every_head is None else every_head[model],
-                    resamples=None if resamples is None else resamples[model],
-                    control=None if control is None else control.get(model),
-                    sizes=None if heads is None else balance[model].attrs,
-                )
-            if control is not None and model not in control:
-                found = found._replace(random=[])  # too few other heads
-            results[model] = found
+            results[model] = _found(
+                model,
+                values,
+                statistic,
+                words,
+                {} if heads is None else balance[model].attrs,
+                control,
+                heads=heads,
+                others=others,
+                every_head=every_head,
+                resamples=resamples,
+            )
         rows = [
             verdict_row(
                 result,
                 model,
                 figure=figure,
                 mark=marks.get(model, "") if prompts == "paper" else "",
+                prompt_set=claims.ON_PAPER,
                 **paper_results.judge(result, found),
             )
             for model, found in results.items()
         ]
-        rule = f"{result.measure}. It agrees at {result.agrees or 0:g} or more, "
-        rule += f"and in part at {result.part or 0:g} or more."
-        if result.no_verdict:
-            rule = f"{result.measure}. No verdict: {result.no_verdict}."
+        if solved is not None:
+            rows += self._second_rows(result, figure, results, solved, statistic)
         seen = ""
         if result.seen != "none":
             seen = f", written after the results of {result.seen} were seen"
-        self._show(result, rows, f"Rule of {result.rule}{seen}", rule)
+        self._show(result, rows, f"Rule of {result.rule}{seen}", _rule_in_words(result))
+
+    def _second_rows(
+        self,
+        result: PaperResult,
+        figure: str,
+        models: Iterable[str],
+        solved: Solved,
+        statistic: Callable[[Any], Any] | None,
+    ) -> list[EvidenceRow]:
+        """Return the second verdict on a result of the paper, on solved prompts, of some models."""
+        rows = []
+        for model in models:
+            try:
+                if model not in solved.data or model not in self.models:
+                    raise NotTestable("not measured on counterbalanced blocks")
+                self.models[model].check_learned()
+                found = _found(
+                    model,
+                    solved.data[model],
+                    solved.statistic or statistic,
+                    solved.words,
+                    self.models[model].heads.attrs,
+                    solved.control,
+                    heads=solved.heads,
+                )
+            except NotTestable as error:
+                found = Result(math.nan, str(error))
+            judged = paper_results.judge(result, found)
+            rows.append(
+                verdict_row(result, model, figure=figure, prompt_set=claims.ON_SOLVED, **judged)
+            )
+        return rows
 
     def explore(self, name: str, *variables: str) -> None:
         """Show variables of a measurement with controls for model, head and prompts.
@@ -333,3 +374,44 @@ class Chapter(Measurements):
         for chapter in {row.chapter for row in self.rows} if folder else ():
             with files.atomic_write(Path(folder) / f"{chapter}.csv") as scratch:
                 pd.DataFrame(self.rows).to_csv(scratch, index=False)
+
+
+def _found(
+    model: str,
+    values: Any,
+    statistic: Callable[[Any], Any] | None,
+    words: Mapping[str, str] | Callable[[Any], str] | None,
+    sizes: Mapping[Hashable, Any],
+    control: Mapping[str, Any] | None,
+    **options: Mapping[str, Any] | None,
+) -> Result:
+    """Return the judged number of one model, from arguments of `paper_results.compare` by model."""
+    found = values
+    if statistic is not None and not isinstance(values, Result):
+        found = paper_results.compare(
+            statistic,
+            values,
+            words if callable(words) else (words or {}).get(model, ""),
+            sizes=sizes,
+            control=(control or {}).get(model),
+            **{
+                name: of_models[model]
+                for name, of_models in options.items()
+                if of_models is not None
+            },
+        )
+    if control is not None and model not in control:
+        return found._replace(random=[])  # too few other heads
+    return found
+
+
+def _rule_in_words(result: PaperResult) -> str:
+    """Return the rules of both verdicts on a result of the paper."""
+    words = f"{result.measure}. No verdict: {result.no_verdict}."
+    if not result.no_verdict:
+        words = f"{result.measure}. It agrees at {result.agrees or 0:g} or more, and in part at "
+        words += f"{result.part or 0:g} or more."
+    second = claims.solved_rules().get(result.id)
+    if second is None or not second.measure:
+        return words
+    return f"{words} On solved prompts: {second.measure}."

@@ -63,6 +63,9 @@ BY_WORD, BY_POSITION = "by label word", "by position"
 label"""
 ROUNDING = 1e-9
 """A number that is below a bound by rounding reaches it"""
+ON_PAPER, ON_SOLVED = "paper", "solved"
+"""Prompts of the first and of the second verdict on a result: the paper's, and counterbalanced
+blocks, whose task the model solves"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
@@ -135,13 +138,15 @@ class PaperResult(Statement):
         statement: Statement of the paper, in our words.
         measure: Description of the judged number. A larger number is nearer to the paper.
         seen: Models whose result was known when the rule was written.
-        published: Printed value of the paper.
+        published: Printed values of the paper.
+        published_value: The printed value in the measure of the rule, if there is one.
         agrees, part: Smallest number that agrees, and smallest number that agrees in part.
         no_verdict: Reason why a number is not judged.
         not_run: Reason why there is no number.
     """
 
     published: str
+    published_value: Optional = None
     agrees: Optional
     part: Optional
     not_run: str
@@ -160,6 +165,26 @@ class PaperResult(Statement):
         if value >= self.agrees - ROUNDING:
             return AGREES
         return IN_PART if value >= self.part - ROUNDING else DISAGREES
+
+
+class SolvedRule(Row):
+    """A row of data/solved.csv: the rule of the second verdict on a result of the paper.
+
+    Attributes:
+        id: Name of the result.
+        measurements: Measurements of blocks that the verdict needs, with spaces between them.
+        measure: Description of the judged number. Its thresholds are those of the result.
+        none: Reason why there is no second verdict.
+        rule: Date on which the rule was fixed.
+        seen: Results that were known on that date.
+    """
+
+    id: Text
+    measurements: str
+    measure: str
+    none: str
+    rule: Text
+    seen: str
 
 
 def with_control(verdict: str, control: str) -> str:
@@ -202,6 +227,11 @@ def claims() -> dict[str, Claim]:
 def paper_results() -> dict[str, PaperResult]:
     """Return the results of the paper by their name, such as "figure 6", in the paper's order."""
     return {row.id: row for row in read_table(data_folder() / "figures.csv", PaperResult, ("id",))}
+
+
+def solved_rules() -> dict[str, SolvedRule]:
+    """Return the rules of the second verdicts, on solved prompts, by the name of the result."""
+    return {row.id: row for row in read_table(data_folder() / "solved.csv", SolvedRule, ("id",))}
 
 
 def written_findings() -> pd.DataFrame:

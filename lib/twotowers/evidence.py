@@ -40,6 +40,7 @@ from twotowers.claims import (
     HOLDS,
     NOT_SPECIFIC,
     NOT_TESTABLE,
+    ON_SOLVED,
     SMALL,
     TOO_FEW,
     UNDECIDED,
@@ -105,6 +106,8 @@ class EvidenceRow:
             lists of other heads of the same layers that reach the verdict, and their number.
         share_in_layer: For a result of the paper, share of the heads of the random lists of other
             key-value groups that are in the layer of the head that they replace.
+        prompt_set: For a result of the paper, ON_PAPER for the first and ON_SOLVED for the second
+            verdict.
     """
 
     claim: str
@@ -138,6 +141,7 @@ class EvidenceRow:
     exceedance_in_layers: float = np.nan
     n_lists_in_layers: int = 0
     share_in_layer: float = np.nan
+    prompt_set: str = ""
 
 
 def verdict_row(
@@ -306,10 +310,7 @@ def _control(
     effect: Interval, values: xr.DataArray, denominator: xr.DataArray | None, control: xr.DataArray
 ) -> Control:
     """Return the control of an effect, from the different random sets."""
-    # Sets differ by their names or, without names, by their values, which are equal for equal sets.
-    control = control.transpose("random_set", "prompt")
-    labels = control.coords.get("sets", control)
-    control = control.isel(random_set=~pd.DataFrame(labels.values).duplicated())
+    control = different_sets(control.transpose("random_set", "prompt"))
     mean_control = control.mean("random_set", skipna=False)
     random_effects = means(control) / (1.0 if denominator is None else mean(denominator).estimate)
     return Control(
@@ -318,6 +319,22 @@ def _control(
         (random_effects >= effect.estimate).mean(),
         control.sizes["random_set"],
     )
+
+
+def different_sets(control: xr.DataArray, by: xr.DataArray | None = None) -> xr.DataArray:
+    """Return random sets of heads of which no two are equal.
+
+    Sets differ by their names, a coordinate `sets`, or without names by values, which are equal for
+    equal sets.
+
+    Args:
+        control: Values of random sets, over (random_set, ...).
+        by: Other values of the same sets that tell them apart, by default `control`.
+    """
+    labels = control.coords.get("sets", control if by is None else by)
+    labels = labels.transpose("random_set", ...).values
+    is_repeated = pd.DataFrame(labels.reshape(len(labels), -1)).duplicated()
+    return control.isel(random_set=~is_repeated.values)
 
 
 def _check_prompts(
@@ -348,12 +365,13 @@ def _check_prompts(
             )
 
 
-def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
+def read(folder: Path, statements: Iterable[str] = (), solved: bool = False) -> pd.DataFrame:
     """Return the rows of evidence that chapters wrote, in the order of the statements.
 
     Args:
         folder: Folder of the CSV files, one for each chapter.
         statements: Ids of claims, or names of results of the paper; by default all claims.
+        solved: Whether the verdicts on results of the paper are the second ones, on solved prompts.
 
     Returns:
         Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model.
@@ -371,10 +389,11 @@ def read(folder: Path, statements: Iterable[str] = ()) -> pd.DataFrame:
         )
     rows = pd.concat(map(read_csv, paths))
     order = [*(statements or claims())]
-    rows = rows[rows["claim"].isin(order)].sort_values(
+    is_solved = rows["prompt_set"] == ON_SOLVED
+    rows = rows[rows["claim"].isin(order) & (is_solved == solved)].sort_values(
         "claim", key=lambda ids: ids.map(order.index), kind="stable", ignore_index=True
     )
-    texts = rows[["mark", "figure", "reason"]].astype(object).fillna("")
+    texts = rows[["mark", "figure", "reason", "prompt_set", "words"]].astype(object).fillna("")
     rows = rows.assign(**texts)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 

@@ -164,6 +164,46 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
     }
 
 
+def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
+    """Return the heads with the largest mean increase, of any sign, as the paper lists them.
+
+    Args:
+        increases: Measurement "increase_by_norm", on selection blocks.
+        k: Number of heads.
+    """
+    mean = increases["increase"].sel(norm="frozen").mean("prompt")
+    return top_heads(mean, k, minimum=-np.inf)
+
+
+def halves(data: xr.Dataset) -> list[xr.Dataset]:
+    """Return the prompts of every second class pair, and the prompts of the other class pairs.
+
+    Args:
+        data: A measurement on blocks.
+    """
+    pairs = np.unique(data["class_pair"])
+    return [data.isel(prompt=data["class_pair"].isin(pairs[i::2]).values) for i in (0, 1)]
+
+
+def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) -> list[Head]:
+    """Return heads that attend to labels about as much as some heads, but prefer no class.
+
+    They have at least half of the attention that the judged heads have on labels, and a mean
+    attention difference below MIN_ATTENTION_DIFFERENCE, of either sign.
+
+    Args:
+        heads: Measurement "heads".
+        judged: Heads to compare with.
+    """
+    on_labels = heads["attention"].sum("demonstration").mean("prompt")
+    usual = select_heads(on_labels, judged).mean()
+    preference = abs(attention_difference(heads).mean("prompt"))
+    found = (on_labels >= usual / 2) & (preference < MIN_ATTENTION_DIFFERENCE)
+    return [
+        Head(*map(int, place)) for place in np.argwhere(found.transpose("layer", "head").values)
+    ]
+
+
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     """Return the heads whose attention has the largest mean total effect, of either sign.
 

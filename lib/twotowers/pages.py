@@ -18,7 +18,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import Claim, PaperResult, Statement
+from twotowers.claims import PaperResult, Statement
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
 
@@ -88,25 +88,26 @@ def page_of(statement: Statement) -> str:
 
 
 def verdict_table(
-    rows: pd.DataFrame, statements: Mapping[str, Claim], numbers: bool = False
+    rows: pd.DataFrame, statements: Mapping[str, Statement], numbers: bool = False
 ) -> Markdown:
-    """Return a table of claims and models with a verdict in each cell, as Markdown.
+    """Return a table of statements and models with a verdict in each cell, as Markdown.
 
     Args:
         rows: Rows of evidence.
-        statements: Claims by id, in the order of the lines.
+        statements: Claims or results of the paper by id, in the order of the lines.
         numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row.claim, row.model): row for row in rows.itertuples()}
     titles = ["statement", *(markdown_text(shown_name(model)) for model in models)]
     lines = [titles, ["---"] * len(titles)]
-    for claim in statements.values():
-        link = f"{page_of(claim)}.ipynb#claim-{claim.anchor}"
-        text = escape(claim.statement)
-        text = f'<a href="{link}" title="{escape(claim.measure)}">{text}</a>'
-        text += "" if numbers else f"<br><small>{escape(claim.source)}</small>"
-        found = (cells.get((claim.id, model)) for model in models)
+    for statement in statements.values():
+        kind = "paper" if isinstance(statement, PaperResult) else "claim"
+        link = f"{page_of(statement)}.ipynb#{kind}-{statement.anchor}"
+        text = escape(statement.statement)
+        text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
+        text += "" if numbers else f"<br><small>{escape(statement.source)}</small>"
+        found = (cells.get((statement.id, model)) for model in models)
         lines.append([text, *(_cell(row, numbers) if row else "" for row in found)])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 

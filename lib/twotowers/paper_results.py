@@ -87,6 +87,22 @@ class Result(NamedTuple):
     share_in_layer: float = math.nan
 
 
+class Solved(NamedTuple):
+    """The second comparison of a result of the paper: the same number on solved prompts.
+
+    Attributes:
+        data: Values on counterbalanced blocks by model, as in `book.Chapter.compare_with_paper`.
+        statistic: Function of these values, if it is not that of the first comparison.
+        heads, control, words: As in `book.Chapter.compare_with_paper`.
+    """
+
+    data: Mapping[str, Any]
+    statistic: Statistic | None = None
+    heads: Mapping[str, Sequence[Head]] | None = None
+    control: Mapping[str, Any] | None = None
+    words: Mapping[str, str] | Callable[[Any], str] | None = None
+
+
 def compare(
     statistic: Statistic,
     values: Values,

@@ -7,7 +7,9 @@
     'Yes in the only model tested.'
 
 A dot is the judged number, a grey tick the mean of random heads, and a grey band the range of 90%
-of them. Shaded zones are those of the rule. A strip is a table with small pictures whose positions
+of them. A result of the paper with a second verdict has two lines for each model: a filled dot on
+solved prompts, and a hollow one in the paper's protocol. A diamond there is the number that the
+paper prints. Shaded zones are those of the rule. A strip is a table with small pictures whose positions
 are percentages, so that it fits any width, prints, and needs no script.
 """
 
@@ -101,7 +103,7 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
 
     Args:
         statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement, one for each model.
+        rows: Rows of evidence of the statement, with those of the second verdict.
         summary: Title of the folded numbers.
         details: Text below the folded numbers.
     """
@@ -115,7 +117,7 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
         f'<div class="claim {kind}" id="{kind}-{statement.anchor}">'
         f'<p class="statement">{title}{escape(statement.statement)}</p>'
         f'<p class="answer">{escape(headline(statement, rows))}</p>'
-        f"{strip(statement, rows)}"
+        f"{strip(statement, rows)}{_without_second(statement)}"
         f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
     )
 
@@ -128,7 +130,7 @@ def entry(result: PaperResult, rows: Iterable[Row]) -> str:
 
     Args:
         result: Result of the paper.
-        rows: Rows of evidence of the result.
+        rows: Rows of evidence of the result, with those of the second verdict.
     """
     rows, page = [*rows], page_of(result)
     published = "".join(
@@ -144,6 +146,7 @@ def entry(result: PaperResult, rows: Iterable[Row]) -> str:
         name = f"ours: {figure}" if figure else "numbers"
         title += f' <a href="{page}.ipynb#{place}">{name}</a>'
     body = f'<p class="answer">{escape(headline(result, rows))}</p>{strip(result, rows)}'
+    body += _without_second(result)
     if not rows:
         body = f"<p>Not run: {escape(result.not_run or 'its chapter has no results yet')}.</p>"
     return f'<div class="claim paper" id="row-{result.anchor}">\n\n{title}\n\n{body}\n\n</div>'
@@ -154,8 +157,19 @@ def headline(statement: Statement, rows: Sequence[Row]) -> str:
 
     Args:
         statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement.
+        rows: Rows of evidence of the statement, with those of the second verdict.
     """
+    second = [row for row in rows if row.prompt_set == claims.ON_SOLVED]
+    first = [row for row in rows if row.prompt_set != claims.ON_SOLVED]
+    if not second:
+        return _in_words(statement, first)
+    on_solved, on_paper = (_in_words(statement, part) for part in (second, first))
+    on_solved, on_paper = (text[:1].lower() + text[1:] for text in (on_solved, on_paper))
+    return f"On solved prompts: {on_solved} In the paper's protocol: {on_paper}"
+
+
+def _in_words(statement: Statement, rows: Sequence[Row]) -> str:
+    """Return verdicts on a statement in words."""
     tested = [row for row in rows if row.verdict != claims.NOT_TESTABLE]
     if not tested:
         return "Not testable in any model."
@@ -200,24 +214,34 @@ def _about_random(rows: Sequence[Row], statement: Statement) -> str:
     return f"In {reached} of these, random heads reach it as well."
 
 
+def _without_second(statement: Statement) -> str:
+    """Return why a result of the paper has no second verdict, as HTML, "" if it can have one."""
+    rule = claims.solved_rules().get(statement.id)
+    if not isinstance(statement, PaperResult) or rule is None or not rule.none:
+        return ""
+    return f'<p class="strip-key">No second verdict, on solved prompts: {escape(rule.none)}.</p>'
+
+
 def strip(statement: Statement, rows: Sequence[Row]) -> str:
     """Return the strip of a statement, as HTML. It is "" if no model has a number.
 
     Args:
         statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement.
+        rows: Rows of evidence of the statement, with those of the second verdict.
     """
     drawn = [row for row in rows if not math.isnan(row.effect)]
     if not drawn:
         return ""
     scale, zones = _scale(statement, drawn), _rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
-    lines = "".join(
-        f'<tr><th scope="row">{escape(shown_name(row.model))}</th>'
-        f"<td>{_track(statement, row, scale, zones)}</td>"
-        f"<td>{_verdict(row)}</td></tr>"
-        for row in rows
-    )
+    lines = ""
+    for model in dict.fromkeys(row.model for row in rows):
+        name = f'<th scope="row">{escape(shown_name(model))}</th>'
+        own = [row for row in rows if row.model == model]
+        for row in sorted(own, key=lambda row: row.prompt_set != claims.ON_SOLVED):
+            picture = _track(statement, row, scale, zones)
+            lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row)}</td></tr>"
+            name = "<td></td>"  # the second line of a model
     head, axis = _zone_names(scale, zones), _axis(scale)
     measure = escape(statement.measure.partition(";")[0] + _unit(statement))
     return (
@@ -225,6 +249,13 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
         f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
         f'<p class="strip-key">{measure}<br>{_key(drawn, statement)}</p>'
     )
+
+
+def _published(statement: Statement) -> float:
+    """Return the number that the paper prints for a result, NaN if there is none."""
+    if not isinstance(statement, PaperResult) or statement.published_value is None:
+        return math.nan
+    return statement.published_value
 
 
 def _unit(statement: Statement) -> str:
@@ -250,9 +281,9 @@ def _rule_zones(statement: Statement) -> list[Zone]:
 def _scale(statement: Statement, rows: Sequence[Row]) -> Scale:
     """Return the axis that holds all numbers of the rows and the ends of the zones."""
     names = ("effect", "effect_low", "effect_high", "control", "control_low", "control_high")
-    values = [getattr(row, name, math.nan) for row in rows for name in (*names, "solved")]
+    values = [getattr(row, name, math.nan) for row in rows for name in names]
     values += [end for zone in _rule_zones(statement) for end in (zone.low, zone.high)]
-    values.append(getattr(statement, "published_value", None) or math.nan)
+    values.append(_published(statement))
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite), max(finite)
     is_share = "share" in statement.measure and bool(high <= LARGEST_SHARE)
@@ -265,19 +296,16 @@ def _scale(statement: Statement, rows: Sequence[Row]) -> Scale:
 def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) -> str:
     """Return the picture of one model."""
     marks = [_shade(zone, scale) for zone in zones]
-    published = getattr(statement, "published_value", None)
+    published = _published(statement)
     if not math.isnan(row.control):
         marks += _random_marks(row, scale)
     if not math.isnan(row.effect_low):
         marks.append(_line("interval", scale, row.effect_low, row.effect_high, _colour(row)))
-    if published is not None:
+    if not math.isnan(published) and row.prompt_set != claims.ON_SOLVED:
         diamond = '<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="currentColor"/>'
         marks.append(_placed("published", scale.place(published), diamond))
-    solved = getattr(row, "solved", math.nan)
     if not math.isnan(row.effect):
-        marks.append(_dot(row, row.effect, scale, is_filled=math.isnan(solved)))
-    if not math.isnan(solved):
-        marks.append(_dot(row, solved, scale, is_filled=True))
+        marks.append(_dot(row, scale))
     numbers = judged_numbers(row, statement) or row.words
     label = escape(f"{shown_name(row.model)}: {row.verdict}. {numbers}")
     return (
@@ -324,12 +352,15 @@ def _line(name: str, scale: Scale, start: float, end: float, colour: str) -> str
     )
 
 
-def _dot(row: Row, value: float, scale: Scale, is_filled: bool) -> str:
-    """Return the dot of a number; that of all prompts is hollow next to that of solved prompts."""
-    colour = _colour(row)
-    paint = f'fill="{colour}"' if is_filled else f'fill="none" stroke="{colour}" stroke-width="2"'
-    name = verdict_class(row.verdict)
-    return f'<circle class="dot {name}" cx="{scale.place(value)}" cy="50%" r="{DOT}" {paint}/>'
+def _dot(row: Row, scale: Scale) -> str:
+    """Return the dot of a number. It is hollow in the paper's protocol."""
+    colour, radius = _colour(row), DOT
+    paint = f'fill="{colour}"'
+    if row.prompt_set == claims.ON_PAPER:
+        radius -= 1  # the stroke adds one
+        paint = f'fill="none" stroke="{colour}" stroke-width="2"'
+    name, place = verdict_class(row.verdict), scale.place(row.effect)
+    return f'<circle class="dot {name}" cx="{place}" cy="50%" r="{radius}" {paint}/>'
 
 
 def _colour(row: Row) -> str:
@@ -368,6 +399,7 @@ def _item(row: Row, statement: Statement) -> str:
     separator = ": " if row.verdict == claims.NOT_TESTABLE else ", "
     text = ". ".join(filter(None, (judged_numbers(row, statement), row.words)))
     name = escape(shown_name(row.model))
+    name += ", solved prompts" * (row.prompt_set == claims.ON_SOLVED)
     return f"{name}: <b>{escape(row.verdict)}</b>{escape(mark + separator + text)}"
 
 
@@ -414,6 +446,11 @@ def _key(rows: Sequence[Row], statement: Statement) -> str:
     has_band = has_random and any(not math.isnan(row.control_low) for row in rows)
     has_interval = any(not math.isnan(row.effect_low) for row in rows)
     parts = ["● measured" + (", with its 95% interval" if has_interval else "")]
+    if isinstance(statement, PaperResult):
+        prompt_sets = {row.prompt_set for row in rows}
+        parts = ["● on solved prompts"] * (claims.ON_SOLVED in prompt_sets)
+        parts += ["○ in the paper's protocol"] * (claims.ON_PAPER in prompt_sets)
+        parts += ["◇ the paper's number"] * (statement.published_value is not None)
     if has_random:
         are_forms = isinstance(statement, Claim) and statement.control == "random forms"
         parts.append(f"| mean of random {'forms' if are_forms else 'sets of heads'}")
