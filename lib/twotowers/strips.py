@@ -9,8 +9,8 @@
 A dot is the judged number, a grey tick the mean of random heads, and a grey band the range of 90%
 of them. A result of the paper with a second verdict has two lines for each model: a filled dot on
 solved prompts, and a hollow one in the paper's protocol. A diamond there is the number that the
-paper prints. Shaded zones are those of the rule. A strip is a table with small pictures whose positions
-are percentages, so that it fits any width, prints, and needs no script.
+paper prints. Shaded zones are those of the rule. A strip is a table with small pictures whose
+positions are percentages, so that it fits any width, prints, and needs no script.
 """
 
 from __future__ import annotations
