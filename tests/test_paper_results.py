@@ -314,5 +314,5 @@ def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
     evidence_of("figure-by-figure", monkeypatch, folder)
     results, judged = claims.paper_results(), evidence.read(folder, claims.paper_results())
     entry = strips.entry(result, [*judged.itertuples()])
-    assert 'id="row-figure-6"' in entry and "{index}`!figure 6`" in entry
+    assert 'id="row-figure-6"' in entry and '<span class="entry">figure 6</span>' in entry
     assert "Not run: " in strips.entry(results["figure 23"], [])
