@@ -145,16 +145,19 @@ def test_a_refusal_has_the_reason_of_the_hub(ask):
         assert re.fullmatch(pattern, line), line
 
 
+NETWORKS = [
+    ("HF_ENDPOINT", "http://127.0.0.1:1", "ConnectError: .*refused; check .* the network"),
+    ("ALL_PROXY", "http://127.0.0.1:1", "ConnectError: .*refused; check .*_PROXY"),
+    ("ALL_PROXY", "socks://127.0.0.1:1", "Unknown scheme for proxy.*; check .*_PROXY"),
+    ("ALL_PROXY", "socks5://127.0.0.1:1", "'socksio' package is not .*; check .*_PROXY"),
+    ("SSL_CERT_FILE", "/no/such/file", "No such file.*; check .*SSL_CERT_FILE"),
+    ("HF_HUB_OFFLINE", "1", "offline mode is enabled.*; unset HF_HUB_OFFLINE"),
+]
+
+
 @pytest.mark.parametrize(
     "name, value, words",
-    [
-        ("HF_ENDPOINT", "http://127.0.0.1:1", "ConnectError: .*refused; check .* the network"),
-        ("ALL_PROXY", "http://127.0.0.1:1", "ConnectError: .*refused; check .*_PROXY"),
-        ("ALL_PROXY", "socks://127.0.0.1:1", "Unknown scheme for proxy.*; check .*_PROXY"),
-        ("ALL_PROXY", "socks5://127.0.0.1:1", "'socksio' package is not .*; check .*_PROXY"),
-        ("SSL_CERT_FILE", "/no/such/file", "No such file.*; check .*SSL_CERT_FILE"),
-        ("HF_HUB_OFFLINE", "1", "offline mode is enabled.*; unset HF_HUB_OFFLINE"),
-    ],
+    [NETWORKS[0], *(pytest.param(*case, marks=pytest.mark.nightly) for case in NETWORKS[1:])],
 )
 def test_a_network_without_the_hub_is_named(ask, name, value, words):
     process = ask(CHECK_MODEL, **{name: value})

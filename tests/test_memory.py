@@ -1,5 +1,7 @@
 """Work that does not fit in memory is done again in smaller batches, then refused in one line."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,14 @@ ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to"),
     RuntimeError("MPS backend out of memory"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _little_garbage():
+    """What earlier tests left is not collected again: that takes most of the time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))

@@ -10,6 +10,7 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT, make_home
 from twotowers import book, files, pages
 
+ON_EACH_PUSH = ("04-attention-weights", "11-two-towers-moved")
 SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
 
 
@@ -107,7 +108,14 @@ def papers_only(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name[0].isdigit()])
+@pytest.mark.parametrize(
+    "chapter",
+    [
+        pytest.param(name, marks=[] if name in ON_EACH_PUSH else pytest.mark.nightly)
+        for name in CHAPTERS
+        if name[0].isdigit()
+    ],
+)
 def test_a_chapter_is_built_with_a_model_that_has_the_papers_own_measurements_only(
     chapter, papers_only, monkeypatch, tmp_path
 ):

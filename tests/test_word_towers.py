@@ -2,7 +2,6 @@
 their properties against loops."""
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import chain, combinations, permutations, product
 
 import numpy as np
@@ -21,13 +20,7 @@ from towerlab_experiments.similarities import (
     deviation,
     same_word_first,
 )
-from towerlab_experiments.word_towers import (
-    Contexts,
-    n_words_of,
-    singular_values,
-    tower_vectors,
-    word_towers,
-)
+from towerlab_experiments.word_towers import Contexts, singular_values, tower_vectors, word_towers
 from twotowers.heads import Head
 
 WORDS = {cls: spread_words(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
@@ -74,12 +67,6 @@ def test_every_word_is_asked_and_shown_in_balance(k):
     beginnings = {(prompt.block, tuple(prompt.demonstrations)) for prompt in prompts}
     assert len(beginnings) <= 4 * (prompts[-1].block + 1) <= len(prompts)
     refused("too few words", word_blocks, "a/b", {"a": ["a0"], "b": ["b0"]}, template, "foo/bar", 0)
-
-
-def test_a_copy_of_an_included_model_is_asked_as_many_words():
-    """Both share one file of the measurement."""
-    design = tiny_blocks.design(k=2)
-    assert n_words_of(design) == 10 and n_words_of(replace(design, model="mini-gpt2")) == 20
 
 
 @pytest.fixture(params=KINDS)
