@@ -13,7 +13,6 @@ With `"evidence": true` it reads the evidence of all other chapters.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,10 @@ def listed(toc: Mapping[str, Any]) -> list[str]:
     Returns:
         Pages as paths relative to the folder of _toc.yml, such as "book/intro".
     """
-    return [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
+    pages = [toc["root"]]
+    for part in toc["parts"]:
+        pages += [entry["file"] for entry in part["chapters"]]
+    return pages
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,14 @@ class Plan:
     def notebooks(self) -> dict[str, dict[str, Any]]:
         """Metadata of each listed notebook, by its name."""
         home = book_folder().parent
-        pages = listed(yaml.safe_load((home / "_toc.yml").read_text("utf8")))
-        paths = [path for page in pages if (path := home / f"{page}.ipynb").is_file()]
-        notebooks = {path.stem: json.loads(path.read_text("utf8")) for path in paths}
-        return {name: content["metadata"]["twotowers"] for name, content in notebooks.items()}
+        toc = yaml.safe_load((home / "_toc.yml").read_text("utf8"))
+        notebooks = {}
+        for page in listed(toc):
+            path = home / f"{page}.ipynb"
+            if path.is_file():
+                content = json.loads(path.read_text("utf8"))
+                notebooks[path.stem] = content["metadata"]["twotowers"]
+        return notebooks
 
     @cached_property
     def _pipelines(self) -> dict[str, Pipeline]:
@@ -113,8 +119,9 @@ class Plan:
         Args:
             notebook: Name of the notebook.
         """
-        statements = *claims.claims().values(), *claims.paper_results().values()
-        return chapter_number(notebook) in {row.chapter for row in statements}
+        judged = {row.chapter for row in claims.claims().values()}
+        compared = {row.chapter for row in claims.paper_results().values()}
+        return chapter_number(notebook) in judged | compared
 
     def measurements(self, notebook: str) -> Iterator[tuple[str, str]]:
         """Yield suite and name of each measurement that a notebook reads.
@@ -140,12 +147,12 @@ class Plan:
         """
         if self.is_own(notebook):
             return []
-        pairs = ((self.pipeline(suite), suite, name) for suite, name in self.measurements(notebook))
-        return [
-            (suite, name)
-            for pipeline, suite, name in pairs
-            if not files.is_served(pipeline.name, suite, name, self.settings)
-        ]
+        pairs = []
+        for suite, name in self.measurements(notebook):
+            model = self.pipeline(suite).name
+            if not files.is_served(model, suite, name, self.settings):
+                pairs.append((suite, name))
+        return pairs
 
     def inputs(self, notebook: str) -> list[str]:
         """Return the files of all measurements that a notebook reads, precomputed ones first.
@@ -158,9 +165,11 @@ class Plan:
         """
         wanted = {*self.measurements(notebook)}
         found = files.precomputed_files()
-        paths = [path for (_, *which), path in found.items() if tuple(which) in wanted]
-        paths += [self.pipeline(suite).path(name) for suite, name in self.to_measure(notebook)]
-        return [*map(str, paths)]
+        paths = [path for (_, suite, name), path in found.items() if (suite, name) in wanted]
+        for suite, name in self.to_measure(notebook):
+            path = self.pipeline(suite).path(name)
+            paths.append(path)
+        return [str(path) for path in paths]
 
     def missing(self) -> dict[str, list[str]]:
         """Return what has to be measured before the chapters can run, by suite.
@@ -168,22 +177,26 @@ class Plan:
         Returns:
             Names of measurements whose file is missing or stale, in the order of the catalogue.
         """
-        wanted = {pair for notebook in self.notebooks for pair in self.to_measure(notebook)}
-        for name, row in reversed(catalogue.catalogue().items()):
-            suites = {suite for suite, of_chapter in wanted if of_chapter == name}
-            wanted |= {*itertools.product(suites, row.needs)}
+        wanted: dict[str, set[str]] = {}
+        for notebook in self.notebooks:
+            for suite, name in self.to_measure(notebook):
+                wanted.setdefault(suite, set()).add(name)
+        rows = catalogue.catalogue()
         missing: dict[str, list[str]] = {}
-        for suite in sorted({suite for suite, _ in wanted}):
-            pipeline = self.pipeline(suite)
-            names = (name for name in catalogue.catalogue() if (suite, name) in wanted)
-            stale = [
-                name
-                for name in names
-                if not identity.is_current(pipeline.path(name), pipeline.identity(name))
-            ]
+        for suite, names in sorted(wanted.items()):
+            for name, row in reversed(rows.items()):
+                if name in names:
+                    names.update(row.needs)
+            stale = [name for name in rows if name in names and self._is_stale(suite, name)]
             if stale:
                 missing[suite] = stale
         return missing
+
+    def _is_stale(self, suite: str, name: str) -> bool:
+        """Return whether a measurement of the default model has no current file."""
+        pipeline = self.pipeline(suite)
+        expected = pipeline.identity(name)
+        return not identity.is_current(pipeline.path(name), expected)
 
     def paths(self, names: Mapping[str, Sequence[str]]) -> list[Path]:
         """Return the files of measurements of the default model.
@@ -191,7 +204,11 @@ class Plan:
         Args:
             names: Names of measurements by suite.
         """
-        return [self.pipeline(suite).path(name) for suite in names for name in names[suite]]
+        paths = []
+        for suite, of_suite in names.items():
+            pipeline = self.pipeline(suite)
+            paths += [pipeline.path(name) for name in of_suite]
+        return paths
 
     def rests_on(self, notebook: str) -> dict[str, Any]:
         """Return what decides the numbers and words of a notebook, apart from files and code.
@@ -202,15 +219,12 @@ class Plan:
         Returns:
             Model, texts and versions of its measurements, and digests of the tables that it uses.
         """
-        measurements = [
-            (
-                suite,
-                self.pipeline(suite).fingerprint,
-                identity.text_digest(suite),
-                catalogue.versions(m),
-            )
-            for suite, m in self.measurements(notebook)
-        ]
+        measurements = []
+        for suite, name in self.measurements(notebook):
+            fingerprint = self.pipeline(suite).fingerprint
+            digest = identity.text_digest(suite)
+            versions = catalogue.versions(name)
+            measurements.append((suite, fingerprint, digest, versions))
         return {"measurements": measurements, "tables": self.tables(notebook)}
 
     def tables(self, notebook: str) -> dict[str, str]:
@@ -228,17 +242,24 @@ class Plan:
         """
         if self.reads_evidence(notebook):
             return all_tables()
-        text = (book_folder() / f"{notebook}.ipynb").read_text("utf8")
-        used = {path: digest for path, digest in all_tables().items() if Path(path).name in text}
-        of_chapter = {name: self.statements(notebook, name) for name in OF_ALL}
-        variables = read_csv(data_folder() / "variables.csv", str)
+        content = (book_folder() / f"{notebook}.ipynb").read_text("utf8")
+        digests = {
+            path: digest for path, digest in all_tables().items() if Path(path).name in content
+        }
+        texts = {path: read_text(data_folder() / path) for path in SHARED_TABLES}
+        texts["variables.csv"] = self._variables(notebook)
+        for table in OF_ALL:
+            texts[f"{table}.csv"] = self.statements(notebook, table)
+        for path, text in texts.items():
+            digests[path] = identity.digits(text)
+        return digests
+
+    def _variables(self, notebook: str) -> str:
+        """Return the rows of the measurements that a notebook reads, as CSV."""
+        rows = read_csv(data_folder() / "variables.csv", str)
         names = [name for _, name in self.measurements(notebook)]
-        of_chapter["variables"] = variables[variables["measurement"].isin(names)].to_csv(
-            index=False
-        )
-        rows = {f"{name}.csv": text for name, text in of_chapter.items()}
-        rows |= {path: read_text(data_folder() / path) for path in SHARED_TABLES}
-        return used | {path: identity.digits(text) for path, text in rows.items()}
+        is_read = rows["measurement"].isin(names)
+        return rows[is_read].to_csv(index=False)
 
     def statements(self, notebook: str, table: str) -> str:
         """Return the rows of a table of statements that a notebook uses, as CSV.
@@ -249,7 +270,8 @@ class Plan:
         """
         rows = read_csv(data_folder() / f"{table}.csv", str)
         is_own = rows["chapter"] == chapter_number(notebook)
-        return rows[is_own | rows["id"].isin(OF_ALL[table])].to_csv(index=False)
+        is_of_all = rows["id"].isin(OF_ALL[table])
+        return rows[is_own | is_of_all].to_csv(index=False)
 
 
 def all_tables() -> dict[str, str]:
@@ -259,9 +281,12 @@ def all_tables() -> dict[str, str]:
     """
     data = data_folder()
     found = [*data.glob("*.csv"), *data.glob("*/*.csv")]  # a folder may be a link
-    paths = (path for path in sorted(found) if not path.name.startswith("."))
-    tables = {path.relative_to(data).as_posix(): read_text(path) for path in paths}
-    return {path: identity.digits(text) for path, text in tables.items() if path != "versions.csv"}
+    tables = {}
+    for path in sorted(found):
+        name = path.relative_to(data).as_posix()
+        if name != "versions.csv" and not path.name.startswith("."):
+            tables[name] = identity.digits(read_text(path))
+    return tables
 
 
 def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
@@ -277,9 +302,11 @@ def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
     Returns:
         Stages of lists of names. No list is empty.
     """
-    rows = {name: catalogue.row_of(name) for name in names}
-    needed = {need for row in rows.values() for need in row.needs}
+    needed = set[str]()
+    for name in names:
+        needed.update(catalogue.row_of(name).needs)
     first = [name for name in names if name in needed]
-    rest = sorted((name for name in names if name not in needed), key=lambda x: -rows[x].passes)
-    stages = [[first], [rest[i::n] for i in range(n)]]
-    return [[share for share in stage if share] for stage in stages]
+    rest = [name for name in names if name not in needed]
+    rest.sort(key=lambda name: -catalogue.row_of(name).passes)
+    dealt = [rest[i::n] for i in range(n)]
+    return [[first] if first else [], [share for share in dealt if share]]

@@ -66,9 +66,12 @@ class Interval:
         spec = (spec or "+.2f").replace("z", "").replace(".", "z.")  # no -0.00
         if np.isnan(self.estimate):
             return "no number"
+        estimate = format(self.estimate, spec)
         if np.isnan(self.low):
-            return f"{self.estimate:{spec}} [no interval, n = {self.n[0]}]"
-        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+            return f"{estimate} [no interval, n = {self.n[0]}]"
+        low = format(self.low, spec)
+        high = format(self.high, spec)
+        return f"{estimate} [{low}, {high}]"
 
 
 class Sample:
@@ -93,23 +96,32 @@ class Sample:
             raise TwoTowersError(
                 f"wrong dimensions of the values: expected (prompt), got ({dims}); take means first"
             )
-        if missing := [name for name in clusters if name not in prompts.coords]:
+        for name in clusters:
+            if name not in prompts.coords:
+                raise TwoTowersError(
+                    f"missing coordinate '{name}' of the values: expected one value for each "
+                    "prompt; keep this coordinate when you compute the values"
+                )
+        n_bad = int((~np.isfinite(variables)).sum())
+        if n_bad:
             raise TwoTowersError(
-                f"missing coordinate '{missing[0]}' of the values: expected one value for each "
-                "prompt; keep this coordinate when you compute the values"
-            )
-        if bad := int((~np.isfinite(variables)).sum()):
-            raise TwoTowersError(
-                f"cannot use {bad} of {variables.size} values: expected finite numbers; find the "
-                "reason, or leave out these prompts"
+                f"cannot use {n_bad} of {variables.size} values: expected finite numbers; find "
+                "the reason, or leave out these prompts"
             )
         variables = variables.astype(float)
-        self.factors = [pd.factorize(prompts[name].values)[0] for name in clusters]
+        self.factors = []
+        for name in clusters:
+            codes, _ = pd.factorize(prompts[name].values)
+            self.factors.append(codes)
         self.n = tuple(len(np.unique(codes)) for codes in self.factors)
         first = self.factors[0]
-        weights = 1 / (self.n[0] * np.bincount(first)[first])
-        self.means = variables @ weights if len(first) else np.full(len(variables), np.nan)
-        self._residuals = (variables - self.means[:, None]) * weights
+        prompts_of_cluster = np.bincount(first)[first]
+        weights = 1 / (self.n[0] * prompts_of_cluster)
+        self.means = variables @ weights
+        if not len(first):
+            self.means = np.full(len(variables), np.nan)
+        residuals = variables - self.means[:, None]
+        self._residuals = residuals * weights
 
     def covariance(self, direction: Sequence[float]) -> np.ndarray:
         """Return the covariance of the means (variable, variable).
@@ -118,15 +130,19 @@ class Sample:
             direction: Over (variable,). If the two-way variance along it is not above zero, the
                 larger one-way covariance is returned.
         """
-        one_way = [
-            self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1
-        ]
+
+        def variance(covariance: np.ndarray) -> float:
+            return direction @ covariance @ direction
+
+        usable = [codes for codes, n in zip(self.factors, self.n, strict=True) if n > 1]
+        one_way = [self._one_way(codes) for codes in usable]
         if len(one_way) == 2:
-            cells = np.unique(np.stack(self.factors), axis=1, return_inverse=True)[1]
-            two_way = one_way[0] + one_way[1] - self._one_way(cells)
-            if direction @ two_way @ direction > 0:
+            first, second = one_way
+            _, cells = np.unique(np.stack(self.factors), axis=1, return_inverse=True)
+            two_way = first + second - self._one_way(cells)
+            if variance(two_way) > 0:
                 return two_way
-        return max(one_way, key=lambda covariance: direction @ covariance @ direction)
+        return max(one_way, key=variance)
 
     def _one_way(self, codes: np.ndarray) -> np.ndarray:
         """Return the covariance if prompts of different clusters of one factor are independent."""
@@ -145,8 +161,10 @@ class Sample:
         """
         if self.n[0] < 2:
             return np.nan
-        error = float(np.sqrt(direction @ self.covariance(direction) @ direction))
-        return error if error > 1e-9 or self.n[0] >= MIN_EQUAL else np.nan
+        covariance = self.covariance(direction)
+        error = float(np.sqrt(direction @ covariance @ direction))
+        has_few = self.n[0] < MIN_EQUAL
+        return np.nan if error <= 1e-9 and has_few else error
 
     @property
     def freedom(self) -> int:
@@ -175,13 +193,26 @@ def mean(
     if denominator is not None:
         return ratio(values, denominator, clusters)
     sample = Sample(values.values[None], values, clusters)
-    estimate, error = float(sample.means[0]), sample.error([1.0])
+    estimate = float(sample.means[0])
+    error = sample.error([1.0])
     if np.isnan(error):
         return Interval(estimate, sample.n)
-    wide, narrow = (float(t) * error for t in stdtrit(sample.freedom, QUANTILES))
-    p = 2 * float(stdtr(sample.freedom, -abs(estimate) / error)) if error else float(estimate == 0)
-    bounds = (estimate - wide, estimate + wide, estimate - narrow, estimate + narrow)
-    return Interval(estimate, sample.n, *bounds, p)
+    t_wide, t_narrow = stdtrit(sample.freedom, QUANTILES)
+    wide = float(t_wide) * error
+    narrow = float(t_narrow) * error
+    if error:
+        p = 2 * float(stdtr(sample.freedom, -abs(estimate) / error))
+    else:
+        p = float(estimate == 0)
+    return Interval(
+        estimate,
+        sample.n,
+        estimate - wide,
+        estimate + wide,
+        estimate - narrow,
+        estimate + narrow,
+        p,
+    )
 
 
 def ratio(
@@ -203,18 +234,20 @@ def ratio(
     Raises:
         TwoTowersError: As in `Sample`.
     """
-    sample = Sample(np.stack([numerator.values, denominator.values]), numerator, clusters)
-    above, below = map(float, sample.means)
+    variables = np.stack([numerator.values, denominator.values])
+    sample = Sample(variables, numerator, clusters)
+    above, below = sample.means.tolist()
     estimate = above / below if below > 0 else np.nan
     low = mean(denominator, clusters).low
     if low <= 0:
         return Interval(np.nan, sample.n)
-    if np.isnan(low) or np.isnan(sample.error([1.0, -estimate])):  # too few clusters
+    direction = [1.0, -estimate]
+    if np.isnan(low) or np.isnan(sample.error(direction)):  # too few clusters
         return Interval(estimate, sample.n)
-    covariance = sample.covariance([1.0, -estimate])
-    wide, narrow = (
-        _fieller(sample.means, covariance, t) for t in stdtrit(sample.freedom, QUANTILES)
-    )
+    covariance = sample.covariance(direction)
+    t_wide, t_narrow = stdtrit(sample.freedom, QUANTILES)
+    wide = _fieller(sample.means, covariance, t_wide)
+    narrow = _fieller(sample.means, covariance, t_narrow)
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
     return Interval(estimate, sample.n, *wide, *narrow)
@@ -229,8 +262,11 @@ def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float
     if square <= 0:
         return np.nan, np.nan
     # Only rounding can take it below zero, since numerator / denominator is between the bounds.
-    spread = np.sqrt(max(linear**2 - square * constant, 0.0))
-    return float((linear - spread) / square), float((linear + spread) / square)
+    discriminant = max(linear**2 - square * constant, 0.0)
+    spread = np.sqrt(discriminant)
+    low = (linear - spread) / square
+    high = (linear + spread) / square
+    return float(low), float(high)
 
 
 def table(
@@ -261,13 +297,17 @@ def table(
     """
     rows = []
     for model, data in values.items():
-        for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
+        below = denominator.get(model) if denominator else None
+        entries_of_dims = [data[dim].values.tolist() for dim in by]
+        for entries in itertools.product(*entries_of_dims):
             part = data.sel(dict(zip(by, entries, strict=True)))
             result = Interval(np.nan, (0,))
             if part.notnull().any():
-                result = mean(part, clusters, (denominator or {}).get(model))
-            rows.append([model, *entries, result.estimate, result.low, result.high, result.n[0]])
-    return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
+                result = mean(part, clusters, below)
+            numbers = result.estimate, result.low, result.high, result.n[0]
+            rows.append([model, *entries, *numbers])
+    names = ["model", *by, "value", "low", "high", "n"]
+    return pd.DataFrame(rows, columns=names).assign(**columns)
 
 
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
@@ -283,7 +323,9 @@ def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarra
     Raises:
         TwoTowersError: As in `Sample`.
     """
-    return Sample(values.transpose("random_set", "prompt").values, values, clusters).means
+    variables = values.transpose("random_set", "prompt")
+    sample = Sample(variables.values, values, clusters)
+    return sample.means
 
 
 def resample(values: xr.DataArray) -> xr.DataArray:
@@ -298,8 +340,10 @@ def resample(values: xr.DataArray) -> xr.DataArray:
         Means of 1000 resamples, over (resample, ...).
     """
     n = values.sizes["prompt"]
-    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=1000) / n
-    return xr.DataArray(drawn, dims=("resample", "prompt")) @ (values * 1.0)
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=1000)
+    weights = xr.DataArray(counts / n, dims=("resample", "prompt"))
+    return weights @ (values * 1.0)
 
 
 def stack(values: xr.DataArray, by: str = "class_pair") -> xr.DataArray:
@@ -315,4 +359,5 @@ def stack(values: xr.DataArray, by: str = "class_pair") -> xr.DataArray:
         Over (`by`, ..., prompt).
     """
     parts = {name: part.reset_coords(drop=True) for name, part in values.groupby(by)}
-    return xr.concat(parts.values(), by).assign_coords({by: [*parts]})
+    stacked = xr.concat(parts.values(), by)
+    return stacked.assign_coords({by: [*parts]})

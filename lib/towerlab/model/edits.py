@@ -61,6 +61,16 @@ class LayerState(NamedTuple):
     attention: Attention
     z: Float[Tensor, "batch head row d_head"]
 
+    def last(self) -> LayerState:
+        """Return the last position, as a view.
+
+        Returns:
+            The state with one row.
+        """
+        x = self.x[:, -1:]
+        z = self.z[:, :, -1:]
+        return LayerState(x, self.attention.last(), z)
+
 
 ComputeZ = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
 """(layer, heads, state) -> z of these heads"""
@@ -91,7 +101,8 @@ class Edit(NamedTuple):
         Returns:
             Numbers of the heads within the layer.
         """
-        return sorted({head for edited_layer, head in self.heads if edited_layer == layer})
+        in_layer = {head for edited_layer, head in self.heads if edited_layer == layer}
+        return sorted(in_layer)
 
     def apply(self, layer: int, state: LayerState) -> None:
         """Write the other z of the heads of a layer into `state.z`.
@@ -104,10 +115,11 @@ class Edit(NamedTuple):
         if not heads:
             return
         if self.positions is None:
-            state = LayerState(state.x[:, -1:], state.attention.last(), state.z[:, :, -1:])
+            state = state.last()
         z = self.compute_z(layer, heads, state).to(state.z)
         if self.positions is not None:
-            z = torch.where(self.positions[:, None, :, None].to(z.device), z, state.z[:, heads])
+            is_edited = self.positions[:, None, :, None].to(z.device)
+            z = torch.where(is_edited, z, state.z[:, heads])
         state.z[:, heads] = z
 
 
@@ -128,13 +140,15 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
     def change(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
         z = compute_z()
-        state = LayerState(calls.pop(layer)[0].to(z.device), attention, z)
+        x, *_ = calls.pop(layer)
+        state = LayerState(x.to(z.device), attention, z)
         for edit in edits:
             edit.apply(layer, state)
         return z
 
     layers = {layer for edit in edits for layer, _ in edit.heads}
-    with block_calls(model, layers) as calls, reading_attention(model, layers, change):
+    changing = reading_attention(model, layers, change)
+    with block_calls(model, layers) as calls, changing:
         yield
 
 
@@ -154,15 +168,19 @@ def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogPro
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
         label (edit, prompt, label).
     """
-    results, below = [], {edit.first_layer - 1 for edit in edits if edit.first_layer}
+    below = {edit.first_layer - 1 for edit in edits if edit.first_layer}
     with block_outputs(model, below) as outputs:
         plain = answer(model, batch)
+    tops = []
+    log_probs = []
     for edit in edits:
         first = edit.first_layer
-        with restarted(model, first, outputs.get(first - 1)), edited(model, edit):
-            results.append(answer(model, batch) if edit.heads else plain)
-    top, log_prob = map(torch.stack, zip(*results, strict=True))
-    return top, log_prob
+        output_below = outputs.get(first - 1)
+        with restarted(model, first, output_below), edited(model, edit):
+            top, log_prob = answer(model, batch) if edit.heads else plain
+        tops.append(top)
+        log_probs.append(log_prob)
+    return torch.stack(tops), torch.stack(log_probs)
 
 
 def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
@@ -174,7 +192,9 @@ def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:
     Returns:
         True everywhere (batch, position).
     """
-    return torch.ones(len(batch), len(batch[0].ids), dtype=torch.bool)
+    n_prompts = len(batch)
+    n_tokens = len(batch[0].ids)
+    return torch.ones(n_prompts, n_tokens, dtype=torch.bool)
 
 
 def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None = None) -> Edit:
@@ -187,9 +207,12 @@ def zero_ablate(heads: Heads, positions: Bool[Tensor, "batch position"] | None =
     Returns:
         The edit.
     """
-    return Edit(
-        heads, lambda layer, in_layer, state: torch.zeros_like(state.z[:, in_layer]), positions
-    )
+
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+        z = state.z[:, in_layer]
+        return torch.zeros_like(z)
+
+    return Edit(heads, compute_z, positions)
 
 
 UNCHANGED = zero_ablate(())
@@ -205,7 +228,11 @@ def patch_z(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -
     Returns:
         The edit.
     """
-    return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer, None])
+
+    def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+        return z[layer][:, in_layer, None]
+
+    return Edit(heads, compute_z)
 
 
 def set_attention(
@@ -226,8 +253,10 @@ def set_attention(
     """
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        replaced = weights[layer][:, in_layer, -state.z.shape[2] :]
-        return state.attention.select_heads(in_layer).z(replaced.to(state.z.device))
+        n_rows = state.z.shape[2]
+        replaced = weights[layer][:, in_layer, -n_rows:]
+        attention = state.attention.select_heads(in_layer)
+        return attention.z(replaced.to(state.z.device))
 
     return Edit(heads, compute_z, positions)
 
@@ -258,11 +287,15 @@ def interchange(
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        taken = getattr(source[layer].attention.select_heads(in_layer), part)
+        other = source[layer].attention.select_heads(in_layer)
+        taken = getattr(other, part)
         if kind != "query":
-            current, index = getattr(attention, part), _index(taken, label_positions)
-            taken = current.scatter(2, index, taken.gather(2, index))
-        return attention._replace(**{part: taken}).z()
+            current = getattr(attention, part)
+            index = _index(taken, label_positions)
+            at_labels = taken.gather(2, index)
+            taken = current.scatter(2, index, at_labels)
+        changed = attention._replace(**{part: taken})
+        return changed.z()
 
     return Edit(heads, compute_z)
 
@@ -291,11 +324,15 @@ def steer(
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        vectors = state.attention._replace(query=query[layer][:, :, None], key=keys[layer])
-        added, index = vectors.select_heads(in_layer), _index(attention.key, label_positions)
+        one_row = query[layer][:, :, None]
+        vectors = state.attention._replace(query=one_row, key=keys[layer])
+        added = vectors.select_heads(in_layer)
+        added_query = added.query / attention.scaling
+        added_key = added.key.to(attention.key)
+        index = _index(attention.key, label_positions)
         steered = attention._replace(
-            query=attention.query + (added.query / attention.scaling).to(attention.query),
-            key=attention.key.scatter_add(2, index, added.key.to(attention.key)),
+            query=attention.query + added_query.to(attention.query),
+            key=attention.key.scatter_add(2, index, added_key),
         )
         return steered.z()
 
@@ -304,8 +341,9 @@ def steer(
 
 def _index(keys: Tensor, positions: Tensor) -> Tensor:
     """Return positions as an index along dimension 2 of keys (batch, head, position, d_head)."""
+    _, n_heads, _, d_head = keys.shape
     index = positions.to(keys.device)[:, None, :, None]
-    return index.expand(-1, keys.shape[1], -1, keys.shape[-1])
+    return index.expand(-1, n_heads, -1, d_head)
 
 
 def knockout(model: Model, blocked: Bool[Tensor, "batch query position"]) -> Edit:
@@ -325,7 +363,9 @@ def knockout(model: Model, blocked: Bool[Tensor, "batch query position"]) -> Edi
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
-        mask = attention.mask & ~blocked[:, None].to(attention.mask.device)
+        is_blocked = blocked[:, None].to(attention.mask.device)
+        mask = attention.mask & ~is_blocked
         return attention._replace(mask=mask).z()
 
-    return Edit(list(np.ndindex(model.n_layers, model.n_heads)), compute_z, blocked.any(-1))
+    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
+    return Edit(all_heads, compute_z, blocked.any(-1))

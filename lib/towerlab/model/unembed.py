@@ -50,7 +50,9 @@ def bs_values(
     Returns:
         bs-values (nats; *rows, vocabulary).
     """
-    return unembedding.norm.normalise(v, scale) @ widen(unembedding.weight).T
+    normalised = unembedding.norm.normalise(v, scale)
+    weight = widen(unembedding.weight)
+    return normalised @ weight.T
 
 
 def products(
@@ -69,8 +71,10 @@ def products(
         Ids of some words (word,), and products with them (*rows, word), until all words are done.
     """
     ids = torch.arange(unembedding.vocabulary, device=rows.device)
-    for words, slab in zip(ids.split(SLAB), unembedding.weight.split(SLAB), strict=True):
-        yield words, rows @ read(widen(slab)).T
+    slabs = unembedding.weight.split(SLAB)
+    for words, slab in zip(ids.split(SLAB), slabs, strict=True):
+        columns = read(widen(slab)).T
+        yield words, rows @ columns
 
 
 def rank(
@@ -96,21 +100,30 @@ def rank(
 
     def read(rows: Tensor) -> Tensor:
         folded = unembedding.norm.fold(rows)
-        return folded if through is None else folded @ through.to(folded).T
+        if through is None:
+            return folded
+        return folded @ through.to(folded).T
 
     # Contiguous, so that its chunks are views.
     ranks = torch.ones_like(words, memory_format=torch.contiguous_format)
-    chunks = (x.flatten(0, -2).split(ROWS) for x in (widen(v), words, ranks))
-    for vectors, targets, ranks_of_targets in zip(*chunks, strict=True):
-        values = [(vectors * read(unembedding.weight[target])).sum(-1) for target in targets.T]
+    for vectors, targets, chunk in _chunks(widen(v), words, ranks):
+        of_targets = []
+        for rank_of_target, target in zip(chunk.T, targets.T, strict=True):
+            rows = read(unembedding.weight[target])
+            value = (vectors * rows).sum(-1)
+            of_targets.append((rank_of_target, target[:, None], value[:, None]))
         for ids, product in products(vectors, unembedding, read):
-            for rank_of_target, target, value in zip(
-                ranks_of_targets.T, targets.T, values, strict=True
-            ):
+            for rank_of_target, target, value in of_targets:
                 # A word must not outrank itself by the rounding of another product.
-                above = (product > value[:, None]) & (ids != target[:, None])
+                above = (product > value) & (ids != target)
                 rank_of_target += above.sum(-1)
     return ranks
+
+
+def _chunks(*tensors: Float[Tensor, "*rows width"]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows of each tensor at a time, as views."""
+    split = [x.flatten(0, -2).split(ROWS) for x in tensors]
+    return zip(*split, strict=True)
 
 
 def top_words(
@@ -135,15 +148,18 @@ def top_words(
     """
     p = unembedding.norm.normalise(v, scale)
     # Added to bs-values: 0, or minus infinity for words to leave out.
-    mask = p.new_zeros(unembedding.vocabulary).index_fill(0, without.to(p.device), -torch.inf)
-    k = min(k, int(mask.isfinite().sum()))
+    mask = p.new_zeros(unembedding.vocabulary)
+    mask.index_fill_(0, without.to(p.device), -torch.inf)
+    n_allowed = int(mask.isfinite().sum())
+    k = min(k, n_allowed)
     values = p.new_full((*p.shape[:-1], k), -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)
-    chunks = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
-    for rows, best, best_ids in zip(*chunks, strict=True):
+    for rows, best, best_ids in _chunks(p, values, ids):
         for words, product in products(rows, unembedding):
-            candidates = torch.cat([best, product.add_(mask[words])], -1)
-            candidate_ids = torch.cat([best_ids, words.expand_as(product)], -1)
+            product.add_(mask[words])
+            candidates = torch.cat([best, product], -1)
+            new_ids = words.expand_as(product)
+            candidate_ids = torch.cat([best_ids, new_ids], -1)
             best[:], order = candidates.topk(k, -1)
             best_ids[:] = candidate_ids.gather(-1, order)
     return values, ids
@@ -161,10 +177,12 @@ def final_normed(
     Returns:
         Vectors (*rows, d_model): from the model's own norm, or in float32 if the model is narrower.
     """
-    norm, final = model.unembedding.norm, final.to(model.device)
+    final = final.to(model.device)
     if not model.is_narrow:
         return apply_norm(model.final_norm, final)
-    return add_bias(norm.normalise(final), norm.bias)
+    norm = model.unembedding.norm
+    normalised = norm.normalise(final)
+    return add_bias(normalised, norm.bias)
 
 
 def final_logits(
@@ -181,9 +199,11 @@ def final_logits(
     Returns:
         Logits (*rows, vocabulary).
     """
-    normed, unembedding = final_normed(model, final), model.unembedding
+    normed = final_normed(model, final)
+    unembedding = model.unembedding
     if model.is_narrow:
-        logits = torch.cat([product for _, product in products(normed, unembedding)], -1)
+        slabs = [product for _, product in products(normed, unembedding)]
+        logits = torch.cat(slabs, -1)
         logits = add_bias(logits, unembedding.bias)
     else:
         logits = model.hf.get_output_embeddings()(normed)
