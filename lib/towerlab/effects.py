@@ -37,8 +37,9 @@ TOP_HEADS = 5  # number of heads whose attention is shown if none is ablated
 def _mix_classes(prompt: Prompt) -> Prompt:
     """Return the prompt with the labels of its first and last demonstration exchanged."""
     first, *rest, last = prompt.demonstrations
-    first, last = replace(first, label=last.label), replace(last, label=first.label)
-    return replace(prompt, demonstrations=(first, *rest, last))
+    new_first = replace(first, label=last.label)
+    new_last = replace(last, label=first.label)
+    return replace(prompt, demonstrations=(new_first, *rest, new_last))
 
 
 SCENES: dict[str, Callable[[Prompt], Prompt]] = {
@@ -88,7 +89,8 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
             f"one label '{prompt.true_label}': expected two; add an example with another label"
         )
     all_heads = list(np.ndindex(model.n_layers, model.n_heads))
-    if unknown := head_names(head for head in heads if head not in all_heads):
+    unknown = head_names(head for head in heads if head not in all_heads)
+    if unknown:
         raise TwoTowersError(
             f"unknown head '{unknown[0]}' of '{model.name}': expected layers up to "
             f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
@@ -98,7 +100,10 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     with edited(model, zero_ablate(heads, everywhere([encoded]))):
         runs["after"] = capture(model, [encoded], {"weights"})
 
-    p = {when: run.logits[0].double().softmax(-1).cpu().numpy() for when, run in runs.items()}
+    p = {}
+    for when, run in runs.items():
+        shares = run.logits[0].double().softmax(-1)
+        p[when] = shares.cpu().numpy()
     top = np.argsort(-p["after"], kind="stable")[:TOP_TOKENS].tolist()
     ids = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
     answer = pd.DataFrame({"token": [_token_text(model, token) for token in ids]})
@@ -114,12 +119,17 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
         mean = run.weights[layer, 0, head].double().mean(0)
         attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
 
-    before, after = (
-        f"“{_token_text(model, int(shares.argmax()))}” ({shares.max():.0%})"
-        for shares in p.values()
-    )
-    change = f"; with {', '.join(head_names(heads))} zeroed it says {after}" if heads else ""
-    return Effect(answer, attention, table, f"The model says {before}{change}.")
+    sentence = f"The model says {_top(model, p['before'])}"
+    if heads:
+        names = ", ".join(head_names(heads))
+        sentence += f"; with {names} zeroed it says {_top(model, p['after'])}"
+    return Effect(answer, attention, table, f"{sentence}.")
+
+
+def _top(model: Model, p: np.ndarray) -> str:
+    """Return the most probable token in quotation marks, with its probability."""
+    token = _token_text(model, int(p.argmax()))
+    return f"“{token}” ({p.max():.0%})"
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
@@ -132,7 +142,9 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
         TOP_HEADS heads, best first.
     """
     rows = heads.nlargest(TOP_HEADS, "before")
-    return tuple(map(Head, rows["layer"].tolist(), rows["head"].tolist()))
+    layers = rows["layer"].tolist()
+    numbers = rows["head"].tolist()
+    return tuple(map(Head, layers, numbers))
 
 
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
@@ -146,12 +158,11 @@ def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "lay
         Logit of the true label minus that of the other label (nats; layer, head).
     """
     row = logit_difference_rows(capture, model)[0]
-    return torch.stack(
-        [
-            torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row)
-            for layer, z in enumerate(capture.z)
-        ]
-    )
+    layers = []
+    for layer, z in enumerate(capture.z[:, 0]):
+        weight = model.output_weight(layer).to(row)
+        layers.append(torch.einsum("hk,hkd,d->h", z.to(row), weight, row))
+    return torch.stack(layers)
 
 
 def _token_text(model: Model, token: int) -> str:

@@ -35,27 +35,33 @@ def choices(data: xr.Dataset) -> dict[str, dict[str, dict[str, Any]]]:
         Argument of `data.sel` by dropdown and entry. The entry that is shown at first comes first.
             Heads are in descending order of the first variable.
     """
-    entries: dict[str, dict[str, dict[str, Any]]] = {
-        dim: {name: {dim: name} for name in data[dim].values.tolist()}
-        for dim in map(str, data.dims)
-        if data[dim].dtype.kind in "UO"
-    }
-    if {"layer", "head"} <= {*data.dims}:
-        means = next(iter(data.values())).mean({*data.dims} - {"layer", "head"})
+    entries: dict[str, dict[str, dict[str, Any]]] = {}
+    for dim in map(str, data.dims):
+        if data[dim].dtype.kind in "UO":
+            names = data[dim].values.tolist()
+            entries[dim] = {name: {dim: name} for name in names}
+    dims = {*data.dims}
+    if {"layer", "head"} <= dims:
+        first, *_ = data.values()
+        others = dims - {"layer", "head"}
+        means = first.mean(others)
         heads = top_heads(means, means.size, minimum=-np.inf)
         entries["head"] = {str(head): head._asdict() for head in heads}
     if "prompt" in data.dims:
-        entries["prompts"] = {"all": {"prompt": slice(None)}} | {
-            name.replace("\n", " · "): {"prompt": np.flatnonzero(names == name).tolist()}
-            for names in (data["class_pair"], data["text"])
-            for name in names.values
-        }
+        prompts: dict[str, dict[str, Any]] = {"all": {"prompt": slice(None)}}
+        for names in (data["class_pair"].values, data["text"].values):
+            for name in names:
+                one_line = name.replace("\n", " · ")
+                numbers = np.flatnonzero(names == name)
+                prompts[one_line] = {"prompt": numbers.tolist()}
+        entries["prompts"] = prompts
     return entries
 
 
 def _in_words(name: Hashable) -> str:
     """Return the name of a dimension or a variable in words."""
-    return re.sub(r"\bov\b", "OV", str(name).replace("_", " "))
+    words = str(name).replace("_", " ")
+    return re.sub(r"\bov\b", "OV", words)
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
@@ -69,10 +75,18 @@ def table(data: xr.Dataset) -> pd.DataFrame:
         data: Variables with units.
     """
     means = data.mean("prompt")
-    means = means if means.dims else means.expand_dims(prompts=["mean"])
-    frame = means.rename({dim: _in_words(dim) for dim in means.dims}).to_dataframe()[[*data]]
-    frame.columns = [f"{_in_words(name)} ({x.attrs['units']})" for name, x in data.items()]
-    return frame.unstack() if frame.index.nlevels > 1 else frame
+    if not means.dims:
+        means = means.expand_dims(prompts=["mean"])
+    in_words = {dim: _in_words(dim) for dim in means.dims}
+    frame = means.rename(in_words).to_dataframe()[[*data]]
+    columns = []
+    for name, x in data.items():
+        units = x.attrs["units"]
+        columns.append(f"{_in_words(name)} ({units})")
+    frame.columns = columns
+    if frame.index.nlevels == 1:
+        return frame
+    return frame.unstack()
 
 
 def shown(data: xr.Dataset) -> str:
@@ -82,8 +96,10 @@ def shown(data: xr.Dataset) -> str:
         data: Selected variables with units.
     """
     frame = table(data)
+    n_prompts = data.sizes["prompt"]
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
-    styler.set_caption(f"mean over prompts: {data.sizes['prompt']}").bar(
+    styler.set_caption(f"mean over prompts: {n_prompts}")
+    styler.bar(
         axis=None if frame.columns.nlevels > 1 else 0,
         align="zero",
         color=[colours.ORANGE, colours.BLUE],
@@ -110,16 +126,19 @@ def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox
         model: Model that is shown at first. Without its measurement it is the first one.
     """
     names = sorted(measurements, key=lambda name: name != model)  # the given model, then the others
-    models = _dropdown("model", [(shown_name(name), name) for name in names])
-    dropdowns, numbers = widgets.HBox(layout={"flex_flow": "row wrap"}), widgets.HTML()
+    options = [(shown_name(name), name) for name in names]
+    models = _dropdown("model", options)
+    dropdowns = widgets.HBox(layout={"flex_flow": "row wrap"})
+    numbers = widgets.HTML()
 
     def update_dropdowns(_: object = None) -> None:
-        dropdowns.children = [
-            _dropdown(_in_words(name), [*entries.items()])
-            for name, entries in choices(measurements[models.value]).items()
-        ]
-        for dropdown in dropdowns.children:
+        children = []
+        data = measurements[models.value]
+        for name, entries in choices(data).items():
+            dropdown = _dropdown(_in_words(name), [*entries.items()])
             dropdown.observe(update_numbers, "value")
+            children.append(dropdown)
+        dropdowns.children = children
         update_numbers()
 
     def update_numbers(_: object = None) -> None:

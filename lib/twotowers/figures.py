@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import resource
 import subprocess
@@ -40,9 +41,12 @@ from twotowers.paths import included_models
 from twotowers.tables import shown_name, shown_names
 
 WIDTH = 680  # of a whole figure: a page's column; panels share it
-TALLEST, HEADER, CHOSEN = 560, 60, 240
-"""Tallest figure with all models (pixels), height of a panel's header and axis, and smallest height
-of the panels of one chosen model"""
+TALLEST = 560
+"""Height of the tallest figure with all models (pixels)"""
+HEADER = 60
+"""Height of a panel's header and axis (pixels)"""
+CHOSEN = 240
+"""Smallest height of the panels of one chosen model (pixels)"""
 ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
 
@@ -98,7 +102,10 @@ def _shown(spec: dict, **_: Any) -> dict:
     """
     endless = {side: WIDTH for side in ("width", "height") if spec.get(side) == "container"}
     spec = spec | endless
-    return {VEGA: spec} | ({} if too_little_address_space() else {"image/svg+xml": svg(spec)})
+    bundle: dict = {VEGA: spec}
+    if not too_little_address_space():
+        bundle["image/svg+xml"] = svg(spec)
+    return bundle
 
 
 alt.renderers.register("twotowers", _shown)
@@ -154,9 +161,11 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
         title: Title of the legend.
     """
     names = list(dict.fromkeys(names))
-    spare = itertools.cycle(c for c in OTHER_COLOURS if c not in map(COLOURS.get, names))
+    taken = {COLOURS.get(name) for name in names}
+    spare = itertools.cycle(c for c in OTHER_COLOURS if c not in taken)
     colours = [COLOURS.get(name) or next(spare) for name in names]
-    columns = 2 if any(len(name) > 18 for name in names) else 3
+    longest = max(map(len, names), default=0)
+    columns = 2 if longest > 18 else 3
     scale = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
     return scale.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
 
@@ -170,7 +179,8 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
         tables: Tables with the same columns.
         *columns: Names of the columns.
     """
-    return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
+    parts = [*tables]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=[*columns])
 
 
 def facets(
@@ -195,16 +205,23 @@ def facets(
         free: Axes ("x", "y" or "xy") along which each panel has its own scale.
     """
     if table.empty:
-        chart, height = alt.Chart().mark_point(), 0  # Altair cannot infer types of no rows
+        chart = alt.Chart().mark_point()  # Altair cannot infer types of no rows
+        height = 0
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
-    n_across = table[column].nunique() if column else min(columns, len(names))
-    n_rows = len(names) if column else -(-len(names) // columns)
-    is_chosen = n_rows > 1 and n_rows * (_pixels(height, table) + HEADER) > TALLEST
+    n_models = len(names)
+    if column:
+        n_across = table[column].nunique()
+        n_rows = n_models
+    else:
+        n_across = min(columns, n_models)
+        n_rows = math.ceil(n_models / columns)
+    row_height = _pixels(height, table) + HEADER
+    is_chosen = n_rows > 1 and n_rows * row_height > TALLEST
     if is_chosen:
         n_across = n_across if column else 1
         height = height if isinstance(height, alt.Step) else max(height, CHOSEN)
-    panel = chart.properties(width=max(120, WIDTH // max(1, n_across) - 65), height=height)
+    panel = chart.properties(width=_panel_width(n_across), height=height)
     if column:
         row = alt.Row("model:N", sort=names).header(
             labelOrient="top", labelAngle=0, labelAnchor="start"
@@ -213,14 +230,22 @@ def facets(
         panels = panel.facet(row=row, column=across, data=table)
     else:
         panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
-        if len(names) % columns > 0 < len(names) // columns:
+        if n_rows > 1 and n_models % columns:
             # The last row is not full: panels above the gap would have their axis below it.
             panels = panels.resolve_axis(x="independent")
     if is_chosen:
         panels = _with_chooser(panels, names)
-    return panels.resolve_scale(
-        **{f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
-    )
+    independent = {}
+    for axis in free:
+        independent[axis] = "independent"
+        independent[f"{axis}Offset"] = "independent"
+    return panels.resolve_scale(**independent)
+
+
+def _panel_width(n_across: int) -> int:
+    """Return the width of a panel (pixels), for a number of panels in a row."""
+    share = WIDTH // max(1, n_across)
+    return max(120, share - 65)
 
 
 def _pixels(height: int | alt.Step, table: pd.DataFrame) -> int:
@@ -228,8 +253,10 @@ def _pixels(height: int | alt.Step, table: pd.DataFrame) -> int:
     if not isinstance(height, alt.Step):
         return height
     words = table.select_dtypes(exclude="number").drop(columns="model")
-    n_words = words.groupby(table["model"]).nunique().max(axis=None) if len(words.columns) else 1
-    return int(height.step * n_words)
+    if not len(words.columns):
+        return int(height.step)
+    n_words = words.groupby(table["model"]).nunique()
+    return int(height.step * n_words.max(axis=None))
 
 
 def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
@@ -240,8 +267,9 @@ def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
     known = [shown_name(model) for model in included_models()]
     pretrained = [name for name in names if name not in known]
     own = [name for name in pretrained if name not in shown_names().values()]
-    first = (own or pretrained or names)[0]
-    chooser = alt.param("model", bind=alt.binding_select(options=names, name="model "), value=first)
+    first, *_ = own or pretrained or names
+    menu = alt.binding_select(options=names, name="model ")
+    chooser = alt.param("model", bind=menu, value=first)
     chosen = panels.transform_filter("datum.model === model")
     chosen.params = [chooser.param]
     return chosen
@@ -261,13 +289,14 @@ def overlay(
         height: Height of a panel in pixels.
     """
     table = table.assign(model=table["model"].map(shown_name))
-    names, panels = table["model"].unique().tolist(), table[column].unique().tolist()
+    names = table["model"].unique().tolist()
+    entries = table[column].unique().tolist()
     colours = alt.Scale(domain=names, range=MODEL_COLOURS)
-    panel = chart.encode(color=alt.Color("model:N", scale=colours, title=None)).properties(
-        width=max(120, WIDTH // max(1, len(panels)) - 65), height=height
-    )
-    facet = alt.Facet(f"{column}:N", sort=panels, title=None)
-    return panel.facet(facet, columns=len(panels) or 1, data=table).resolve_scale(x="independent")
+    coloured = chart.encode(color=alt.Color("model:N", scale=colours, title=None))
+    panel = coloured.properties(width=_panel_width(len(entries)), height=height)
+    facet = alt.Facet(f"{column}:N", sort=entries, title=None)
+    panels = panel.facet(facet, columns=len(entries) or 1, data=table)
+    return panels.resolve_scale(x="independent")
 
 
 def dashed(**position: Any) -> alt.Chart:
@@ -276,7 +305,8 @@ def dashed(**position: Any) -> alt.Chart:
     Args:
         **position: Position of the line, as `x` or `y`.
     """
-    return alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(**position)
+    rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6)
+    return rule.encode(**position)
 
 
 def intervals(
@@ -307,9 +337,10 @@ def intervals(
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
-    entries = entry(f"{by}:{'Q' if mark == 'line' else 'N'}", sort=None, title=by_title).axis(
-        tickMinStep=1, labelAngle=-30 if mark == "bar" else 0
-    )
+    kind = "Q" if mark == "line" else "N"
+    label_angle = -30 if mark == "bar" else 0
+    entries = entry(f"{by}:{kind}", sort=None, title=by_title)
+    entries = entries.axis(tickMinStep=1, labelAngle=label_angle)
     tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
     names = ["model", by, group] if group else ["model", by]
     base = alt.Chart().encode(entries, tooltip=[*names, *tooltip_fields])
@@ -317,18 +348,25 @@ def intervals(
         base = base.encode(colour(group, table[group]))
         if mark != "line":
             base = base.encode(offset(f"{group}:N", sort=None))
-    spread = base.mark_area(opacity=0.18) if mark == "line" else base.mark_rule(strokeWidth=2)
+    spread = base.mark_rule(strokeWidth=2)
+    if mark == "line":
+        spread = base.mark_area(opacity=0.18)
     marks = {
         "point": base.mark_point(size=60, opacity=1),
         "bar": base.mark_bar(opacity=0.85),
         "line": base.mark_line(point={"size": 35}),
     }
-    numbers = value("value:Q", title=title)
-    values = marks[mark].encode(numbers.axis(format=".0%" if fmt.endswith("%") else "~g"))
+    axis_format = ".0%" if fmt.endswith("%") else "~g"
+    numbers = value("value:Q", title=title).axis(format=axis_format)
+    values = marks[mark].encode(numbers)
     spread = spread.encode(value("low:Q"), end("high:Q"))
-    chart = values + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + values
+    if mark == "bar":
+        chart = values + spread.encode(color=alt.value("#666"))
+    else:
+        chart = spread + values
     if null_value is not None:
-        chart += dashed(**{"x" if mark == "point" else "y": alt.datum(null_value)})
+        side = "x" if mark == "point" else "y"
+        chart += dashed(**{side: alt.datum(null_value)})
     return facets(chart, table, **panels)
 
 

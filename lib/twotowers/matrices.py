@@ -53,12 +53,13 @@ def pack(scores: np.ndarray, words: Sequence[str], classes: Sequence[str]) -> di
         words: Words of the rows, and of the columns.
         classes: Class of each word. Words of a class are next to each other.
     """
-    limit = float(np.quantile(abs(scores), 1 - CLIPPED)) or 1.0
-    largest = float(abs(scores).max()) or 1.0
+    sizes = abs(scores)
+    limit = float(np.quantile(sizes, 1 - CLIPPED)) or 1.0
+    largest = float(sizes.max()) or 1.0
+    steps = np.rint(COLOUR_STEPS * scores / limit)
+    steps = np.clip(steps, -COLOUR_STEPS, COLOUR_STEPS)
     return {
-        "picture": _picture(
-            np.clip(np.rint(COLOUR_STEPS * scores / limit), -COLOUR_STEPS, COLOUR_STEPS)
-        ),
+        "picture": _picture(steps),
         "scores": encode(scores / largest),
         "limit": limit,
         "largest": largest,
@@ -78,29 +79,42 @@ def encode(shares: np.ndarray) -> str:
         shares: Numbers. A missing one becomes a space.
     """
     steps = np.rint(SCORE_STEPS * shares.ravel()) + SCORE_STEPS
-    return "".join(" " if np.isnan(step) else CHARACTERS[int(step)] for step in steps)
+    text = ""
+    for step in steps:
+        text += " " if np.isnan(step) else CHARACTERS[int(step)]
+    return text
 
 
 def _picture(steps: Pixels) -> str:
     """Return steps of colour as the address of a picture."""
     rows, columns = steps.shape
-    levels = np.full((rows, columns + columns % 2), COLOUR_STEPS, dtype=np.uint8)
+    even = columns + columns % 2
+    levels = np.full((rows, even), COLOUR_STEPS, dtype=np.uint8)
     levels[:, :columns] = steps + COLOUR_STEPS
     lines = 16 * levels[:, ::2] + levels[:, 1::2]  # two pixels in a byte
-    every_step = range(-COLOUR_STEPS, COLOUR_STEPS + 1)
-    colours = [bytes.fromhex((VIOLET if step > 0 else BROWN)[1:]) for step in every_step]
+    lines = np.insert(lines, 0, 0, axis=1)  # 0: no filter
+    colours = []
+    opacities = []
+    for step in range(-COLOUR_STEPS, COLOUR_STEPS + 1):
+        colour = VIOLET if step > 0 else BROWN
+        colours.append(bytes.fromhex(colour[1:]))
+        opacities.append(round(255 * abs(step) / COLOUR_STEPS))
+    header = struct.pack(">IIBBBBB", columns, rows, 4, 3, 0, 0, 0)  # 4 bits, with a palette
     parts = {
-        b"IHDR": struct.pack(">IIBBBBB", columns, rows, 4, 3, 0, 0, 0),  # 4 bits, with a palette
+        b"IHDR": header,
         b"PLTE": b"".join(colours),
-        b"tRNS": bytes(round(255 * abs(step) / COLOUR_STEPS) for step in every_step),
-        b"IDAT": zlib.compress(np.insert(lines, 0, 0, axis=1).tobytes(), 9),  # 0: no filter
+        b"tRNS": bytes(opacities),
+        b"IDAT": zlib.compress(lines.tobytes(), 9),
         b"IEND": b"",
     }
     png = b"\x89PNG\r\n\x1a\n"
     for name, content in parts.items():
-        checksum = zlib.crc32(name + content)
-        png += struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+        chunk = name + content
+        length = struct.pack(">I", len(content))
+        checksum = struct.pack(">I", zlib.crc32(chunk))
+        png += length + chunk + checksum
+    text = base64.b64encode(png).decode()
+    return "data:image/png;base64," + text
 
 
 class _Pointed(alt.ConcatChart):
@@ -110,9 +124,10 @@ class _Pointed(alt.ConcatChart):
         """Return the specification."""
         spec = super().to_dict(*args, **options)
         inside = "{x: x(group()) / group().width, y: y(group()) / group().height}"
+        moves = {"events": "image:pointermove", "update": inside}
         for parameter in spec.get("params", ()):
             if parameter["name"] == "pointer":
-                parameter["on"] = [{"events": "image:pointermove", "update": inside}]
+                parameter["on"] = [moves]
         return spec
 
 
@@ -127,13 +142,16 @@ def draw(table: pd.DataFrame) -> alt.ConcatChart:
     table = table.assign(model=table["model"].map(shown_name))
     side = table.groupby("model").cumcount()
     names = table["model"].unique().tolist()
+    first = names[0] if names else ""
     menu = alt.binding_select(options=names, name="model ")
-    chosen = alt.param(name="model", value=names[0] if names else "", bind=menu)
+    chosen = alt.param(name="model", value=first, bind=menu)
     pointer = alt.param(name="pointer", value={"x": -1, "y": -1})
     panels = [_panel(table[side == number]) for number in side.unique()]
     if panels:
-        panels[0] += _class_names(table[side == 0])
-    chart = alt.concat(*panels, columns=2, spacing=20).add_params(chosen, pointer)
+        first_side = table[side == 0]
+        panels[0] += _class_names(first_side)
+    chart = alt.concat(*panels, columns=2, spacing=20)
+    chart = chart.add_params(chosen, pointer)
     return _Pointed(**chart._kwds)
 
 
@@ -149,8 +167,9 @@ def _panel(table: pd.DataFrame) -> alt.LayerChart:
         url="picture:N",
         description="title:N",
     )
+    left = alt.value(0)
     title = base.mark_text(align="left", fontSize=13, fontWeight=600)
-    title = title.encode(x=alt.value(0), y=alt.value(-12), text="title:N")
+    title = title.encode(x=left, y=alt.value(-12), text="title:N")
     pointed = (
         base.transform_calculate(row="floor(pointer.y * datum.n)")
         .transform_calculate(column="floor(pointer.x * datum.n)")
@@ -164,9 +183,10 @@ def _panel(table: pd.DataFrame) -> alt.LayerChart:
             "format(datum.score, '+.1f') + ' nats'"
         )
     )
-    below = {"x": alt.value(0), "y": alt.value(SIZE + 14)}
-    line = pointed.mark_text(align="left", fontSize=13).encode(**below, text="line:N")
-    return alt.layer(image, title, line).properties(width=SIZE, height=SIZE)
+    line = pointed.mark_text(align="left", fontSize=13)
+    line = line.encode(x=left, y=alt.value(SIZE + 14), text="line:N")
+    panel = alt.layer(image, title, line)
+    return panel.properties(width=SIZE, height=SIZE)
 
 
 def _class_names(table: pd.DataFrame) -> alt.Chart:
@@ -174,10 +194,11 @@ def _class_names(table: pd.DataFrame) -> alt.Chart:
     rows = []
     for row in table.itertuples():
         classes = pd.Series(row.classes.split(" "))
-        places = classes.index.to_series().groupby(classes.values, sort=False).mean()
+        numbers = classes.index.to_series()
+        places = numbers.groupby(classes.values, sort=False).mean()
         middles = 1 - (places + 0.5) / row.n
-        rows += [{"model": row.model, "class": name, "y": y} for name, y in middles.items()]
+        for name, y in middles.items():
+            rows.append({"model": row.model, "class": name, "y": y})
     base = alt.Chart(pd.DataFrame(rows)).transform_filter("datum.model == model")
-    return base.mark_text(align="right", fontSize=11).encode(
-        x=alt.value(-6), y=alt.Y("y:Q"), text="class:N"
-    )
+    names = base.mark_text(align="right", fontSize=11)
+    return names.encode(x=alt.value(-6), y=alt.Y("y:Q"), text="class:N")

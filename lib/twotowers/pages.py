@@ -44,7 +44,9 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     """
     if not isinstance(statement, PaperResult) or pd.isna(row.effect):
         return ""
-    text = f"{row.effect:z.2f}" + (" digits" if statement.measure.startswith("digits") else "")
+    text = f"{row.effect:z.2f}"
+    if statement.measure.startswith("digits"):
+        text += " digits"
     if row.n_random_sets:
         text += f"; random lists {row.control:z.2f}"
     text += _shares_of_lists(row)
@@ -156,9 +158,11 @@ def with_script(word: str) -> str:
     Args:
         word: Text of a token.
     """
-    letters = (unicodedata.name(letter, "").split() for letter in word if letter.isalpha())
-    scripts = {names[0].lower() for names in letters if names} - COMMON_SCRIPTS
-    return f"{word} ({', '.join(sorted(scripts))})" if scripts else word
+    names = (unicodedata.name(letter, "") for letter in word if letter.isalpha())
+    scripts = {name.split()[0].lower() for name in names if name} - COMMON_SCRIPTS
+    if not scripts:
+        return word
+    return f"{word} ({', '.join(sorted(scripts))})"
 
 
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
@@ -170,9 +174,11 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
     """
     cells = []
     for *labels, words in rows:
-        named = ((escape(with_script(word)), counts) for word, counts in words)
-        bold = (f"<b>{word}</b>" if counts else word for word, counts in named)
-        cells.append((*map(escape, labels), ", ".join(bold)))
+        shown_words = []
+        for word, counts in words:
+            text = escape(with_script(word))
+            shown_words.append(f"<b>{text}</b>" if counts else text)
+        cells.append((*map(escape, labels), ", ".join(shown_words)))
     names = ["model and head", "read", "at", "top ten words"]
     style = pd.DataFrame(cells, columns=names).set_index(names[:3]).style
     return style.set_table_attributes('class="one-model"')  # page.js adds a chooser

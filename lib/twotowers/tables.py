@@ -109,15 +109,20 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         TwoTowersError: If a column is unknown or missing, if `row` refuses a cell, or if a row
             occurs twice. The error names the line.
     """
-    table, rows = read_csv(path, str).fillna(""), []
+    table = read_csv(path, str).fillna("")
+    rows = []
     for line, cells in enumerate(table.to_dict("records"), 2):
         try:
             rows.append(row.model_validate(cells))
         except ValidationError as error:
             raise unreadable(path, f"line {line}, {first_fault(error)}") from None
-    if unique and (twice := table.duplicated([*unique])).any():
-        cells = ", ".join(table.loc[twice.argmax(), [*unique]])
-        raise unreadable(path, f"line {twice.argmax() + 2}, {', '.join(unique)} '{cells}' twice")
+    key = [*unique]
+    is_second = table.duplicated(key) if key else pd.Series(False)
+    if is_second.any():
+        number = is_second.argmax()
+        names = ", ".join(key)
+        cells = ", ".join(table.loc[number, key])
+        raise unreadable(path, f"line {number + 2}, {names} '{cells}' twice")
     return rows
 
 
@@ -130,13 +135,18 @@ def first_fault(error: ValidationError) -> str:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     message = re.sub("^[A-Z][a-z]+ should (be|have|match)", "expected", message)
-    return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
+    if not first["loc"]:
+        return message
+    column, *_ = first["loc"]
+    cell = str(first["input"])[:40]
+    return f"{column} {cell!r}: {message}"
 
 
 @cache
 def shown_names() -> dict[str, str]:
     """Return the names of models with their sizes, as pages show them, by name."""
-    return dict(read_csv(data_folder() / "models" / "names.csv")[["name", "shown"]].values)
+    table = read_csv(data_folder() / "models" / "names.csv")
+    return dict(table[["name", "shown"]].values)
 
 
 def shown_name(text: str) -> str:

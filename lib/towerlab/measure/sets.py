@@ -14,11 +14,13 @@ from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.prompt import Encoded, Prompts
 
-DRAWS, AT_LAST = 20, 100
-"""Number of random sets for a set that is changed at all positions, and for a set that is changed
-at the last position only, which costs less. A file contains its own number of random sets. Sets are
-drawn one after the other, so a file with fewer sets is shorter and not stale: each row of evidence
-prints its number of sets."""
+DRAWS = 20
+"""Number of random sets for a set that is changed at all positions.
+
+A file contains its own number of random sets. Sets are drawn one after the other, so a file with
+fewer sets is shorter and not stale: each row of evidence prints its number of sets."""
+AT_LAST = 100
+"""Number of random sets for a set that is changed at the last position only, which costs less"""
 QUICK = 15
 """Minimum number of evaluation blocks of a full measurement; fewer are a preview"""
 BY_ATTENTION = "by attention"
@@ -64,12 +66,16 @@ def other_halves(
         heads.
     """
     selection = select_labels(pipeline.measured("selection"), "arbitrary")
-    prompts = observations("heads", encoded, {}).assign(number=("prompt", range(len(encoded))))
+    prompts = observations("heads", encoded, {})
+    prompts = prompts.assign(number=("prompt", range(len(encoded))))
     splits = []
     for selecting, evaluating in head_selection.cross_fit_splits(selection, prompts):
         heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[name]
-        splits.append(([encoded[i] for i in evaluating["number"].values], heads))
-    return splits if all(heads for _, heads in splits) else []
+        if not heads:
+            return []
+        evaluated = [encoded[i] for i in evaluating["number"].values]
+        splits.append((evaluated, heads))
+    return splits
 
 
 def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
@@ -103,7 +109,8 @@ def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]
     Raises:
         NotTestable: If all the sets are empty.
     """
-    not_empty = {name: sets[name] for name in names or sets if sets[name]}
+    wanted = names or sets
+    not_empty = {name: sets[name] for name in wanted if sets[name]}
     if not not_empty:
         raise NotTestable(
             "no rule selects any head of this model, which happens if it does not learn the task"
@@ -125,4 +132,5 @@ def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[He
         Heads, best first.
     """
     heads = [head for pair in zip(first, second, strict=False) for head in pair]
-    return list(dict.fromkeys(heads))[:n]
+    different = list(dict.fromkeys(heads))
+    return different[:n]

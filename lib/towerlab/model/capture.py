@@ -81,7 +81,8 @@ class Capture(SimpleNamespace):
     @property
     def true_ids(self) -> Int[Tensor, "batch"]:
         """Ids of the followed tokens of the true labels (batch,)."""
-        return torch.tensor([e.true_id for e in self.prompts], device=self.resid_final.device)
+        ids = [e.true_id for e in self.prompts]
+        return torch.tensor(ids, device=self.resid_final.device)
 
     @property
     def label_positions(self) -> Int[Tensor, "batch label"]:
@@ -89,9 +90,8 @@ class Capture(SimpleNamespace):
 
         All prompts of the batch must have the same number of demonstrations.
         """
-        return torch.tensor(
-            [e.label_positions for e in self.prompts], device=self.resid_final.device
-        )
+        positions = [e.label_positions for e in self.prompts]
+        return torch.tensor(positions, device=self.resid_final.device)
 
 
 class Site(NamedTuple):
@@ -111,6 +111,8 @@ SITES = {
     "stream_inputs": Site("", "input", "streams"),
     "stream_attention": Site("attention_block", "output", "streams"),
 }
+SCALED = {"attention": ("z", "values"), "ffn": ("neurons",)}
+"""Block -> quantities that have the frozen scale of a norm after the block"""
 
 
 @torch.inference_mode()
@@ -130,55 +132,75 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
 
     def read(name: str, module: nn.Module, site: Site) -> None:
         def keep(_, args: tuple, kwargs: dict, output) -> None:
-            tensor = split_call(args, kwargs)[0] if site.side == "input" else output
+            tensor = output
+            if site.side == "input":
+                tensor, *_ = split_call(args, kwargs)
             # Some models flatten batch and position before their FFN.
             rows = tensor.reshape(len(encoded), -1, tensor.shape[-1])
-            entries[name].append((rows if site.include == "streams" else rows[:, -1]).clone())
+            if site.include != "streams":
+                rows = rows[:, -1]
+            entries[name].append(rows.clone())
 
         stack.enter_context(module.register_forward_hook(keep, with_kwargs=True))
 
     def attended(layer: int, attention: Attention, _) -> None:
         if "weights" in include:
-            entries["scores"].append(attention.last().scores()[:, :, 0])
-            entries["weights"].append(entries["scores"][-1].softmax(-1))
+            scores = attention.last().scores()[:, :, 0]
+            weights = scores.softmax(-1)
+            entries["scores"].append(scores)
+            entries["weights"].append(weights)
         if "values" in include:
             entries["values"].append(attention.value.clone())
 
-    sites = {name: site for name, site in SITES.items() if site.include in ("", *include)}
+    included = ("", *include)
+    sites = {name: site for name, site in SITES.items() if site.include in included}
     for kind in ("attention", "ffn"):
         if model.norm_after(0, kind) is not None:
             sites[f"{kind}_before_norm"] = Site(f"{kind}_out", "output")
+    layers = range(model.n_layers)
     with ExitStack() as stack:
-        for layer in range(model.n_layers):
+        for layer in layers:
             for name, site in sites.items():
-                read(name, model.part(layer, site.part), site)
-        stack.enter_context(reading_attention(model, range(model.n_layers), attended))
+                module = model.part(layer, site.part)
+                read(name, module, site)
+        stack.enter_context(reading_attention(model, layers, attended))
         read("resid_final", model.final_norm, SITES["resid_pre"])
-        own_logits = model.logits(encoded).to(model.device)
+        own_logits = model.logits(encoded)
     # Layers may be on several devices (device_map); the analysis needs all values on one device.
-    parts = {
-        name: torch.stack([part.to(model.device) for part in layers])
-        for name, layers in entries.items()
-    }
+    parts = {}
+    for name, tensors in entries.items():
+        parts[name] = torch.stack([tensor.to(model.device) for tensor in tensors])
     z = parts["attention_out_input"].unflatten(-1, (model.n_heads, model.d_head))
-    final = parts["resid_final"][0]
-    parts |= {
-        "attention_out_input": z,
-        "z": z,
-        "resid_mid": parts["resid_pre"] + (0 if model.parallel else parts["attention_output"]),
-        "resid_final": final,
-        "own_logits": own_logits,
-        "logits": unembed.final_logits(model, final) if model.is_narrow else own_logits,
-    }
+    parts["attention_out_input"] = z
+    parts["z"] = z
+    parts["resid_mid"] = parts["resid_pre"]
+    if not model.parallel:
+        parts["resid_mid"] = parts["resid_pre"] + parts["attention_output"]
+    (final,) = parts["resid_final"]
+    parts["resid_final"] = final
+    parts["own_logits"] = own_logits.to(model.device)
+    parts["logits"] = parts["own_logits"]
+    if model.is_narrow:
+        parts["logits"] = unembed.final_logits(model, final)
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
-    for kind, names in (("attention", ("z", "values")), ("ffn", ("neurons",))):
-        if (norm := model.norm_after(0, kind)) is not None:
-            scale = 1 / model.norm(norm).scale(parts.pop(f"{kind}_before_norm"))
+    for kind, names in SCALED.items():
+        norm = model.norm_after(0, kind)
+        if norm is not None:
+            before_norm = parts.pop(f"{kind}_before_norm")
+            factor = 1 / model.norm(norm).scale(before_norm)
             for name in parts.keys() & names:
-                x = parts[name]
-                parts[name] = (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
+                parts[name] = _times(parts[name], factor)
     return Capture(prompts=list(encoded), **parts)
+
+
+def _times(x: Tensor, factor: Float[Tensor, "layer batch"]) -> Tensor:
+    """Return the values of each prompt (layer, batch, ...) times a number, in their dtype."""
+    n_missing = x.dim() - factor.dim()
+    ones = (1,) * n_missing
+    factor = factor.reshape(*factor.shape, *ones)
+    product = x * factor
+    return product.to(x.dtype)
 
 
 @torch.inference_mode()
@@ -195,10 +217,15 @@ def answer(model: Model, batch: Prompts) -> TopAndLogProbs:
     """
     if not model.is_narrow:
         return label_log_probs(model.logits(batch), batch)
-    final: list[Tensor] = []
-    with model.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][:, -1])):
+    finals: list[Tensor] = []
+
+    def keep(_, args: tuple) -> None:
+        finals.append(args[0][:, -1])
+
+    with model.final_norm.register_forward_pre_hook(keep):
         model.logits(batch)
-    return label_log_probs(unembed.final_logits(model, final[0]), batch)
+    logits = unembed.final_logits(model, finals[0])
+    return label_log_probs(logits, batch)
 
 
 def label_log_probs(
@@ -216,8 +243,10 @@ def label_log_probs(
     """
     log_probs = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair_ids for e in batch], device=logits.device)
-    labels = log_probs.take_along_dim(words.expand(*logits.shape[:-1], -1), -1)
-    return log_probs.argmax(-1).cpu(), labels.cpu().double()
+    words = words.expand(*logits.shape[:-1], -1)
+    labels = log_probs.take_along_dim(words, -1)
+    top = log_probs.argmax(-1)
+    return top.cpu(), labels.cpu().double()
 
 
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
@@ -235,11 +264,11 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
         Rows (batch, d_model).
     """
     unembedding = model.unembedding
-    true, other = widen(
-        unembedding.weight[torch.tensor([e.label_pair_ids for e in capture.prompts]).T]
-    )
+    words = torch.tensor([e.label_pair_ids for e in capture.prompts])
+    true, other = widen(unembedding.weight[words.T])
     rows = unembedding.norm.fold(true - other)
-    return rows / unembedding.norm.scale(capture.resid_final).to(rows)[:, None]
+    scale = unembedding.norm.scale(capture.resid_final).to(rows)
+    return rows / scale[:, None]
 
 
 def label_values(
@@ -257,7 +286,8 @@ def label_values(
         vectors are repeated.
     """
     positions = capture.label_positions[:, None, :, None]
-    return model.for_query_heads(capture.values[layer].take_along_dim(positions, 2))
+    values = capture.values[layer].take_along_dim(positions, 2)
+    return model.for_query_heads(values)
 
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch demonstration"]:
@@ -271,4 +301,5 @@ def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch demon
         Signs (batch, demonstration).
     """
     is_true = torch.tensor([e.prompt.is_true for e in capture.prompts])
-    return torch.where(is_true, 1, -1).to(like)
+    signs = torch.where(is_true, 1, -1)
+    return signs.to(like)

@@ -65,7 +65,9 @@ class Norm:
         Returns:
             Scales (*rows,), in at least float32.
         """
-        return (self.centre(widen(v)).square().mean(-1) + self.eps).sqrt()
+        squares = self.centre(widen(v)).square()
+        variance = squares.mean(-1) + self.eps
+        return variance.sqrt()
 
     def normalise(
         self, v: Float[Tensor, "*rows width"], scale: Float[Tensor, "*#rows"] | None = None
@@ -79,9 +81,11 @@ class Norm:
         Returns:
             Vectors (*rows, width), in at least float32.
         """
-        scale = self.scale(v) if scale is None else scale
+        if scale is None:
+            scale = self.scale(v)
         v = widen(v)
-        return self.centre(v) * self.gain.to(v) / scale.to(v)[..., None]
+        gained = self.centre(v) * self.gain.to(v)
+        return gained / scale.to(v)[..., None]
 
     def fold(self, rows: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
         """Return rows of a matrix with the gain and the centring folded in.
@@ -294,9 +298,8 @@ class Model:
         Returns:
             Token ids (batch, position).
         """
-        return torch.tensor(
-            [e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device
-        )
+        embeddings = self.hf.get_input_embeddings().weight
+        return torch.tensor([e.ids for e in batch], device=embeddings.device)
 
     def logits(self, batch: Prompts) -> Float[Tensor, "batch vocabulary"]:
         """Run prompts of one token length, and return the logits of the last position.
@@ -307,9 +310,9 @@ class Model:
         Returns:
             Logits (batch, vocabulary), on the device where the model leaves them.
         """
-        return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[
-            :, -1
-        ]
+        ids = self.token_ids(batch)
+        output = self.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
+        return output.logits[:, -1]
 
     def norm(self, module: nn.Module) -> Norm:
         """Return a norm as numbers.
@@ -382,7 +385,10 @@ class Model:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
         matrix = _matrix_of(self.part(layer, f"{block}_out")).T
         norm = self.norm_after(layer, block)
-        return matrix if norm is None else (matrix * self.norm(norm).gain).to(matrix.dtype)
+        if norm is None:
+            return matrix
+        gained = matrix * self.norm(norm).gain
+        return gained.to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Return W_O^h of every head of a layer.
@@ -398,9 +404,8 @@ class Model:
         Returns:
             Weights (head, d_head, d_model).
         """
-        return self._output_matrix(layer, "attention").reshape(
-            self.n_heads, self.d_head, self.d_model
-        )
+        matrix = self._output_matrix(layer, "attention")
+        return matrix.reshape(self.n_heads, self.d_head, self.d_model)
 
     def output_bias(self, layer: int, block: str) -> Float[Tensor, "d_model"] | None:
         """Return the bias of W_O or fc2, which belongs to the block and to no head or neuron.
@@ -475,10 +480,10 @@ class Model:
             Weights (head, d_head, d_model), and biases (head, d_head) or None. For W_K and W_V the
             heads are key and value heads.
         """
-        layout, maps = self.architecture.qkv, self.architecture.qkv_maps
-        linear = self.part(layer, "attention").get_submodule(
-            maps[which] if layout == "separate" else maps[0]
-        )
+        layout = self.architecture.qkv
+        maps = self.architecture.qkv_maps
+        path = maps[which] if layout == "separate" else maps[0]
+        linear = self.part(layer, "attention").get_submodule(path)
         n_heads = [self.n_heads, self.n_key_value_heads, self.n_key_value_heads]
 
         def by_head(rows: Tensor) -> Tensor:
@@ -486,7 +491,8 @@ class Model:
             if layout == "fused":
                 rows = rows.split([n * self.d_head for n in n_heads])[which]
             elif layout == "by head":
-                rows = rows.unflatten(0, (n_heads[which], 3, self.d_head))[:, which].flatten(0, 1)
+                of_heads = rows.unflatten(0, (n_heads[which], 3, self.d_head))
+                rows = of_heads[:, which].flatten(0, 1)
             return rows.unflatten(0, (n_heads[which], self.d_head))
 
         bias = None if linear.bias is None else by_head(linear.bias)
@@ -502,7 +508,9 @@ class Model:
             `d_head ** -0.5` in most architectures, 1 in GPT-Neo.
         """
         name = self.architecture.scaling
-        number = float(getattr(self.part(layer, "attention"), name)) if name else 1.0
+        if not name:
+            return 1.0
+        number = float(getattr(self.part(layer, "attention"), name))
         return 1 / number if self.architecture.divides_scores else number
 
     def rotates(self, layer: int) -> bool:
@@ -514,10 +522,10 @@ class Model:
         Returns:
             False for learned positions, and for the layers that SmolLM3 leaves out.
         """
+        if self.architecture.positions != "rotary":
+            return False
         field = self.architecture.rotating_layers
-        return self.architecture.positions == "rotary" and bool(
-            not field or getattr(self.config, field)[layer]
-        )
+        return not field or bool(getattr(self.config, field)[layer])
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions that an attention method of its own attends to.

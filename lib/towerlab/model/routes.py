@@ -60,15 +60,17 @@ def message(last: LastPosition, edit: Edit, layer: int) -> Float[Tensor, "batch 
     Returns:
         Changed output minus plain output (batch, 1, d_model).
     """
-    plain, model = last.plain[layer], last.model
+    plain = last.plain[layer]
     changed = plain._replace(z=plain.z.clone())
     edit.apply(layer, changed)
-    linear = model.part(layer, "attention_out")
-    norm = model.norm_after(layer, "attention") or torch.nn.Identity()
-    changed_output, plain_output = (
-        norm(linear(state.z.transpose(1, 2).flatten(-2))) for state in (changed, plain)
-    )
-    return changed_output - plain_output
+    linear = last.model.part(layer, "attention_out")
+    norm = last.model.norm_after(layer, "attention") or torch.nn.Identity()
+
+    def output(z: Tensor) -> Tensor:
+        together = z.transpose(1, 2).flatten(-2)
+        return norm(linear(together))
+
+    return output(changed.z) - output(plain.z)
 
 
 @torch.inference_mode()
@@ -84,8 +86,10 @@ def routed(
     Returns:
         Final residual streams (version, batch, d_model), in the order of the versions.
     """
-    order = torch.tensor([edit.first_layer for edit, _ in versions]).argsort(stable=True)
-    edits, routes = zip(*(versions[i] for i in order), strict=True)
+    first_layers = torch.tensor([edit.first_layer for edit, _ in versions])
+    order = first_layers.argsort(stable=True)
+    edits = [versions[i][0] for i in order]
+    routes = [versions[i][1] for i in order]
     x = last.plain[0].x
     closed = ~torch.tensor(routes, device=x.device)
     messages = torch.zeros_like(x).repeat(1, len(edits), 1)  # of the layers below
@@ -94,19 +98,24 @@ def routed(
     def around(layer: int, rows: Tensor) -> Iterator[None]:
         n = rows.shape[1]
         none = torch.zeros_like(rows[:, :1])
-        sent = torch.cat(
-            [message(last, edit, layer) if edit.heads_of(layer) else none for edit in edits[:n]], 1
-        )
-        below, is_closed = messages[:, :n].to(rows), closed[:n].to(rows)
+        sent_by_edit = [
+            message(last, edit, layer) if edit.heads_of(layer) else none for edit in edits[:n]
+        ]
+        sent = torch.cat(sent_by_edit, 1)
+        below = messages[:, :n].to(rows)
+        read_by_mlps = below if last.model.parallel else below + sent
+        is_closed = closed[:n].to(rows)
         from_queries = below * is_closed[:, 1:2]
-        from_mlps = (below if last.model.parallel else below + sent) * is_closed[:, 2:3]
+        from_mlps = read_by_mlps * is_closed[:, 2:3]
         with _hiding(last.model, layer, rows, from_queries, from_mlps):
             yield
         messages[:, :n] += sent.to(messages)
 
     final = last.final(edits, around)
-    hidden = (messages * closed[:, :1].to(messages)).transpose(0, 1)
-    return (final - hidden.to(final))[order.argsort()]
+    to_output = closed[:, :1].to(messages)
+    hidden = (messages * to_output).transpose(0, 1)
+    visible = final - hidden.to(final)
+    return visible[order.argsort()]
 
 
 @contextmanager
@@ -122,24 +131,28 @@ def _hiding(
 
     def attention(_, args, kwargs):
         states, args, kwargs = split_call(args, kwargs)
-        return (model.normed(layer, "attention", x - from_queries).to(states), *args), kwargs
+        normed = model.normed(layer, "attention", x - from_queries)
+        return (normed.to(states), *args), kwargs
 
     def keep_middle(_, args, output) -> None:
         if not model.parallel:
             middle[0] = x + output
 
     def mlp(_, args):
-        state = model.normed(layer, "ffn", middle[0] - from_mlps)
+        states, *others = args
+        normed = model.normed(layer, "ffn", middle[0] - from_mlps)
         # Some models flatten batch and position before their FFN.
-        return (state.reshape(args[0].shape).to(args[0]), *args[1:])
+        normed = normed.reshape(states.shape)
+        return (normed.to(states), *others)
 
+    reader = model.part(layer, "attention")
+    block = model.part(layer, "attention_block")
     with ExitStack() as stack:
-        stack.enter_context(
-            model.part(layer, "attention").register_forward_pre_hook(attention, with_kwargs=True)
-        )
-        stack.enter_context(model.part(layer, "attention_block").register_forward_hook(keep_middle))
+        stack.enter_context(reader.register_forward_pre_hook(attention, with_kwargs=True))
+        stack.enter_context(block.register_forward_hook(keep_middle))
         for path in model.architecture.ffn_in:
-            stack.enter_context(model.part(layer, path).register_forward_pre_hook(mlp))
+            linear = model.part(layer, path)
+            stack.enter_context(linear.register_forward_pre_hook(mlp))
         yield
 
 
@@ -163,7 +176,9 @@ def logit_differences(
     words = torch.tensor([e.label_pair_ids for e in batch], device=model.device)
     rows = unembedding.weight[words].to(normed.dtype)
     logits = torch.einsum("...bd,bwd->...bw", normed, rows)
-    logits = logits if unembedding.bias is None else logits + unembedding.bias[words]
+    if unembedding.bias is not None:
+        logits = logits + unembedding.bias[words]
     logits = softcapped(logits, unembedding.softcap)
     true, other = widen(logits).unbind(-1)
-    return (true - other).cpu().double()
+    difference = true - other
+    return difference.cpu().double()

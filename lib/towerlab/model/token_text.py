@@ -30,7 +30,8 @@ def stop_words() -> frozenset[str]:
     Returns:
         Words of data/words/stop_words.txt.
     """
-    return frozenset(tables.read_text(data_folder() / "words" / "stop_words.txt").split())
+    text = tables.read_text(data_folder() / "words" / "stop_words.txt")
+    return frozenset(text.split())
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from twotowers.paths import data_folder
 from twotowers.settings import CLASS_NAMES, SEPARATORS, Template, read_label_pairs
 from twotowers.tables import read_csv, unreadable
 
-from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, encode_all
+from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, Span, encode_all
 
 DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
 """Difference from another prompt of the block -> bits in which the numbers of both differ: see
@@ -44,11 +44,12 @@ def class_pairs() -> tuple[str, ...]:
         TwoTowersError: If a class is in two class pairs. Their prompts would not be independent.
     """
     path = data_folder() / "words" / "pairs.csv"
-    pairs = read_csv(path, str)
-    classes = pd.concat([pairs["first"], pairs["second"]])
+    table = read_csv(path, str)
+    classes = pd.concat([table["first"], table["second"]])
     for name in classes[classes.duplicated()]:
         raise unreadable(path, f"class '{name}' twice, but each class is in one class pair only")
-    return tuple(pairs["first"] + "/" + pairs["second"])
+    pairs = table["first"] + "/" + table["second"]
+    return tuple(pairs)
 
 
 @cache
@@ -58,7 +59,8 @@ def words() -> pd.DataFrame:
     Returns:
         Table with a row for each word of each class.
     """
-    return read_csv(data_folder() / "words" / "words.csv").rename(columns={"class": "cls"})
+    table = read_csv(data_folder() / "words" / "words.csv")
+    return table.rename(columns={"class": "cls"})
 
 
 @cache
@@ -69,7 +71,8 @@ def class_words() -> Mapping[str, list[str]]:
         Class -> words, in the order of words.csv.
     """
     of_one_class = words().drop_duplicates("word", keep=False)
-    return of_one_class.groupby("cls")["word"].agg(list).to_dict()
+    by_class = of_one_class.groupby("cls")["word"]
+    return by_class.agg(list).to_dict()
 
 
 def draw_blocks(
@@ -101,33 +104,49 @@ def draw_blocks(
     Raises:
         TwoTowersError: If a class is unknown, or has fewer than k + 2 texts that are no labels.
     """
-    pairs, label_pairs = pairs or class_pairs(), label_pairs or read_label_pairs()
+    pairs = pairs or class_pairs()
+    label_pairs = label_pairs or read_label_pairs()
     texts = texts or class_words()
-    labels = {*"/".join([*label_pairs, *(pairs if CLASS_NAMES in label_pairs else ())]).split("/")}
-    for name in {*"/".join(pairs).split("/")}:
+    classes = _members(pairs)
+    labels = _members(label_pairs)
+    if CLASS_NAMES in label_pairs:
+        labels |= classes
+    for name in classes:
         if name not in texts:
             raise TwoTowersError(
                 f"unknown class '{name}': expected one of {', '.join(sorted(texts))}"
             )
-        if (n_texts := len({*texts[name]} - labels)) < template.k + 2:
+        n_texts = len({*texts[name]} - labels)
+        if n_texts < template.k + 2:
             raise TwoTowersError(
                 f"too few texts of the class '{name}': expected {template.k + 2} that are no "
                 f"labels, got {n_texts}; choose a smaller k, or add texts"
             )
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), template.k])
     turns = math.ceil(n / len(pairs))  # of each class pair
-    label_turns = [
-        np.ravel([rng.permutation(label_pairs) for _ in range(math.ceil(turns / len(label_pairs)))])
-        for _ in pairs
-    ]
+    rounds = math.ceil(turns / len(label_pairs))  # of all label pairs
+    # The order of the draws decides the blocks: all label pairs, then all classes of queries.
+    label_turns = []
+    for _ in pairs:
+        drawn = [rng.permutation(label_pairs) for _ in range(rounds)]
+        label_turns.append(np.ravel(drawn))
     query_turns = [rng.permuted(np.arange(turns) % 2).tolist() for _ in pairs]
     prompts = []
     for block in range(n):
         turn, i = divmod(block, len(pairs))
-        label_pair, query_class = label_turns[i][turn], query_turns[i][turn]
-        block_labels = tuple((pairs[i] if label_pair == CLASS_NAMES else label_pair).split("/"))
-        prompts += _block(block, pairs[i], block_labels, query_class, template, texts, rng)
+        pair = pairs[i]
+        label_pair = label_turns[i][turn]
+        if label_pair == CLASS_NAMES:
+            label_pair = pair
+        block_labels = tuple(label_pair.split("/"))
+        query_class = query_turns[i][turn]
+        prompts += _block(block, pair, block_labels, query_class, template, texts, rng)
     return prompts
+
+
+def _members(pairs: Sequence[str]) -> set[str]:
+    """Return all classes or labels of some pairs."""
+    return {name for pair in pairs for name in pair.split("/")}
 
 
 def _block(
@@ -140,12 +159,18 @@ def _block(
     rng: np.random.Generator,
 ) -> list[Prompt]:
     """Return the prompts of one block; `query_class` is 0 or 1, for the class of the pair."""
-    classes, prompts = pair.split("/"), []
-    true, false = classes[query_class], classes[1 - query_class]
+    classes = pair.split("/")
+    true = classes[query_class]
+    false = classes[1 - query_class]
     # A class may have its own name among its texts.
-    pools = {cls: [text for text in texts[cls] if text not in labels] for cls in (true, false)}
-    drawn = {cls: rng.permutation(np.array(pool, object)).tolist() for cls, pool in pools.items()}
+    drawn = {}
+    for cls in (true, false):
+        pool = [text for text in texts[cls] if text not in labels]
+        drawn[cls] = rng.permutation(np.array(pool, object)).tolist()
+    query = drawn[true][template.k]
+    separator = SEPARATORS[template.separator]
     order = rng.permuted(np.arange(2 * template.k) % 2).astype(bool)
+    prompts = []
     for assignment in (labels, labels[::-1]):
         label = dict(zip(classes, assignment, strict=True))
         for is_true in (order, ~order):
@@ -154,10 +179,10 @@ def _block(
                 Demonstration(next(unused[cls]), label[cls], cls)
                 for cls in np.where(is_true, true, false).tolist()
             ]
-            query, separator = drawn[true][template.k], SEPARATORS[template.separator]
-            prompts.append(
-                Prompt(demonstrations, query, label[true], labels, true, pair, separator, block)
+            prompt = Prompt(
+                demonstrations, query, label[true], labels, true, pair, separator, block
             )
+            prompts.append(prompt)
     return prompts
 
 
@@ -184,8 +209,12 @@ def prompt_coordinates(
             "true_first": p.true_label == p.labels[0], "order": p.order, "text": p.text,
         } for p in prompts
     ]  # fmt: skip
-    columns: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
-    if len({len(p.demonstrations) for p in prompts}) == 1:
+    columns: dict = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        columns[name] = "prompt", np.array(values)
+    numbers = {len(p.demonstrations) for p in prompts}
+    if len(numbers) == 1:
         is_true = np.array([p.is_true for p in prompts])
         columns["is_true_label"] = ("prompt", "demonstration"), is_true
     return columns
@@ -200,7 +229,8 @@ def donors_of(encoded: Prompts) -> dict[str, list[int]]:
     Returns:
         Name -> numbers of the donors in `encoded`.
     """
-    return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
+    numbers = np.arange(len(encoded))
+    return {name: (numbers ^ bits).tolist() for name, bits in DONORS.items()}
 
 
 def texts_of_one_length(
@@ -224,8 +254,9 @@ def texts_of_one_length(
     selected = {}
     for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, template) for cls in pair.split("/")}
-        first, second = (Counter(length_of.values()) for length_of in lengths.values())
-        scarcer = first & second  # in the class with fewer texts
+        first, second = lengths.values()
+        # Numbers of texts in the class with fewer.
+        scarcer = Counter(first.values()) & Counter(second.values())
         length = max(sorted(scarcer), key=scarcer.__getitem__, default=(0, 0))
         if scarcer[length] >= template.k + 2:
             for cls, length_of in lengths.items():
@@ -235,12 +266,20 @@ def texts_of_one_length(
 
 def _lengths(texts: Sequence[str], tokenizer, template: Template) -> dict[str, tuple[int, int]]:
     """Return for each text its tokens as a prompt's first text, and after a demonstration."""
-    labels, separator = ("foo", "bar"), SEPARATORS[template.separator]
-    prompts = [
-        Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator)
-        for text in texts
-    ]
-    return {
-        e.prompt.query: (e.text_spans[0][1] - e.text_spans[0][0], e.query_span[1] - e.query_span[0])
-        for e in encode_all(prompts, tokenizer)
-    }
+    separator = SEPARATORS[template.separator]
+    prompts = []
+    for text in texts:
+        demonstration = Demonstration(text, "foo")
+        prompt = Prompt((demonstration,), text, "foo", ("foo", "bar"), separator=separator)
+        prompts.append(prompt)
+    lengths = {}
+    for e in encode_all(prompts, tokenizer):
+        (span,) = e.text_spans
+        lengths[e.prompt.query] = _length(span), _length(e.query_span)
+    return lengths
+
+
+def _length(span: Span) -> int:
+    """Return the number of tokens of an interval."""
+    start, stop = span
+    return stop - start

@@ -91,7 +91,8 @@ def class_pairs(suite: str) -> tuple[str, ...]:
     if not classes or len(classes) % 2:
         fault = f"expected an even number of classes, got {len(classes)} ({', '.join(classes)})"
         raise unreadable(data_folder() / "sentences" / "own.csv", fault)
-    return tuple("/".join(sorted(two)) for two in zip(classes[::2], classes[1::2], strict=True))
+    pairs = zip(classes[::2], classes[1::2], strict=True)
+    return tuple("/".join(sorted(pair)) for pair in pairs)
 
 
 @cache
@@ -110,7 +111,10 @@ def class_texts(suite: str) -> Mapping[str, list[str]]:
     if suite == "words":
         return blocks.class_words()
     if suite == "published":
-        return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
+        texts = {}
+        for name in SETS:
+            texts |= set_texts(name)
+        return texts
     table = read_csv(data_folder() / "sentences" / "own.csv", str)
     return table.groupby("class", sort=False)["sentence"].agg(list).to_dict()
 
@@ -190,7 +194,8 @@ def mended(text: str) -> str:
     Returns:
         The mended text.
     """
-    text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), html.unescape(text))
+    text = html.unescape(text)
+    text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), text)
     return _TAG.sub(" ", text).replace("\\$", "$").replace("\\", " ")
 
 
@@ -217,12 +222,12 @@ def fetch(name: str) -> bytes:
         TwoTowersError: If the pinned file cannot be downloaded.
     """
     pin = pins().loc[name]
-    path = Path(os.environ.get(DATA) or pooch.os_cache("twotowers")).expanduser() / pin.file
+    folder = Path(os.environ.get(DATA) or pooch.os_cache("twotowers"))
+    path = folder.expanduser() / pin.file
     pooch.get_logger().setLevel("WARNING")  # pages of the book would show its notices
     try:
-        return Path(
-            pooch.retrieve(pin.url, f"sha256:{pin.sha256}", path.name, path.parent)
-        ).read_bytes()
+        found = pooch.retrieve(pin.url, f"sha256:{pin.sha256}", path.name, path.parent)
+        return Path(found).read_bytes()
     except (OSError, ValueError) as error:  # a ValueError if the SHA-256 is another
         raise TwoTowersError(
             f"cannot download {pin.url}: {type(error).__name__}; connect to the internet, or set "

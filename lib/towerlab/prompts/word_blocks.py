@@ -37,7 +37,8 @@ def spread_words(words: Sequence[Word], n: int) -> list[Word]:
         words: Words.
         n: Number of words.
     """
-    places = np.linspace(0, len(words) - 1, min(n, len(words)))
+    n_words = len(words)
+    places = np.linspace(0, n_words - 1, min(n, n_words))
     return [words[round(place)] for place in places]
 
 
@@ -65,43 +66,58 @@ def word_blocks(
     Raises:
         TwoTowersError: If a class has too few words.
     """
-    classes, labels, k = pair.split("/"), label_pair.split("/"), template.k
-    if (n := min(len(words[cls]) for cls in classes)) < k + 1:
+    classes = pair.split("/")
+    labels = label_pair.split("/")
+    k = template.k
+    n = min(len(words[cls]) for cls in classes)
+    if n < k + 1:
         raise TwoTowersError(
             f"too few words of the class pair '{pair}': expected {k + 1} of each class, got {n}; "
             "choose a smaller k, or add words"
         )
-    rng, shown = np.random.default_rng(seed), Counter[str]()
+    rng = np.random.default_rng(seed)
+    shown = Counter[str]()
 
     def drawn(asked: Sequence[str]) -> dict[str, list[str]]:
         lists = {}
         for cls in classes:
-            pool = rng.permutation([word for word in words[cls] if word not in asked]).tolist()
-            lists[cls] = sorted(pool, key=shown.__getitem__)[:k]
+            unasked = [word for word in words[cls] if word not in asked]
+            pool = rng.permutation(unasked).tolist()
+            pool.sort(key=shown.__getitem__)
+            lists[cls] = pool[:k]
             shown.update(lists[cls])
         return lists
 
+    separator = SEPARATORS[template.separator]
     prompts = []
     n_blocks = math.ceil(n / min(k, n - k))
     asked_words = [np.array_split(rng.permutation(words[cls]), n_blocks) for cls in classes]
     for block, asked in enumerate(zip(*asked_words, strict=True)):
         queries = [(c, i, query) for c in range(2) for i, query in enumerate(asked[c].tolist())]
         order = rng.permutation(np.repeat([False, True], k))
-        both = [drawn([query for *_, query in queries]) for _ in range(2)]
+        asked_texts = [query for *_, query in queries]
+        both = [drawn(asked_texts) for _ in range(2)]
         for c, i, query in queries:
+            query_class = classes[c]
             for j, lists in enumerate(both):
                 # Each word is asked once this way and once with order and labels exchanged.
                 is_mirror = (c + i + j) % 2 == 1
-                label = dict(zip(classes, labels[::-1] if is_mirror else labels, strict=True))
+                assigned = labels[::-1] if is_mirror else labels
+                label = dict(zip(classes, assigned, strict=True))
                 unused = {cls: iter(lists[cls]) for cls in classes}
                 in_order = np.where(order ^ is_mirror, *classes).tolist()
-                shown_words = [
+                demonstrations = [
                     Demonstration(next(unused[cls]), label[cls], cls) for cls in in_order
                 ]
-                true, cls, separator = label[classes[c]], classes[c], template.separator
-                prompts.append(
-                    Prompt(
-                        shown_words, query, true, labels, cls, pair, SEPARATORS[separator], block
-                    )
+                prompt = Prompt(
+                    demonstrations,
+                    query,
+                    label[query_class],
+                    labels,
+                    query_class,
+                    pair,
+                    separator,
+                    block,
                 )
+                prompts.append(prompt)
     return prompts
