@@ -356,7 +356,9 @@ def printed_pages(pdf: bytes) -> list[int]:
 @needs_browser
 @needs_book
 @pytest.mark.parametrize("name", ["figure-by-figure", "scorecard", "record"])
-@pytest.mark.parametrize(("paper", "width"), [("A4", 717), ("Letter", 739)])
+@pytest.mark.parametrize(
+    ("paper", "width"), [("A4", 717), pytest.param("Letter", 739, marks=pytest.mark.nightly)]
+)
 def test_wide_pages_print_whole(name, paper, width, home):
     """No column is cut, and no page is blank. `width`: of the paper between its margins."""
     with browser(f"{home}book/{name}.html", width, home=home) as page:
@@ -447,7 +449,7 @@ def rgb(colour: str) -> str:
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("mode", [pytest.param("light", marks=pytest.mark.nightly), "dark"])
 def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mode, home):
     """Colours are read from what the browser draws."""
     meant = {name: colours.COLOURS[name] for name in MEANT}
