@@ -19,6 +19,7 @@ from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
 from twotowers.claims import PaperResult, Statement
+from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
 
@@ -147,6 +148,26 @@ def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
         )
     styler = table.style.format(**formats)
     return styler if index else styler.hide(axis="index")
+
+
+def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> pd.DataFrame:
+    """Return values with intervals, such as "31% [8%, 54%]", as a table of two columns' entries.
+
+        >>> row = {"model": "m", "part": "a", "value": 0.5, "low": 0.25, "high": 0.75, "n": 9}
+        >>> cells = interval_table(pd.DataFrame([row]), "model", "part", ".2f")
+        >>> cells.loc["m", "a"].split()
+        ['0.50', '[0.25,', '0.75]']
+
+    Args:
+        table: Columns value, low, high and n (number of clusters), and the two columns.
+        index: Column whose entries have lines.
+        columns: Column whose entries have columns.
+        fmt: Format of a value.
+    """
+    found = (Interval(row.value, (row.n,), row.low, row.high) for row in table.itertuples())
+    cells = [f"{interval:{fmt}}".replace(", ", ",\u00a0") for interval in found]
+    table = table.assign(cell=cells)
+    return table.pivot_table("cell", index, columns, aggfunc="first", sort=False).fillna("")
 
 
 def with_script(word: str) -> str:
