@@ -439,7 +439,7 @@ DRAWN_COLOURS = """() => {
   every('true label', '.heads-bar.right', (part) => getComputedStyle(part).backgroundColor);
   every('false label', '.heads-bar.other', (part) => getComputedStyle(part).backgroundColor);
   for (const part of document.querySelectorAll('.verdict'))
-    named.push([part.classList[1], getComputedStyle(part).backgroundColor]);
+    named.push([`badge ${part.classList[1]}`, getComputedStyle(part).backgroundColor]);
   return named;
 }"""
 MEANT = ("true label", "false label", "own label", "other label", "random heads", "other heads")
@@ -454,10 +454,11 @@ def rgb(colour: str) -> str:
 @pytest.mark.parametrize("mode", [pytest.param("light", marks=pytest.mark.nightly), "dark"])
 def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mode, home):
     """Colours are read from what the browser draws."""
-    meant = {name: colours.COLOURS[name] for name in MEANT}
+    of_verdicts = {pages.verdict_class(v): c for v, c in colours.VERDICT_COLOURS.items()}
+    meant = {name: colours.COLOURS[name] for name in MEANT} | of_verdicts
     if mode == "dark":
         meant = {name: colours.ON_DARK.get(colour, colour) for name, colour in meant.items()}
-    meant |= {pages.verdict_class(v): colour for v, colour in colours.VERDICT_COLOURS.items()}
+    meant |= {f"badge {name}": colour for name, colour in of_verdicts.items()}
     seen = {}
     with browser(home, 1280, 800, color_scheme=mode) as page:
         for path in sorted((HTML / "book").glob("*.html")):
@@ -469,7 +470,7 @@ def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mo
                 seen.setdefault(name, {}).setdefault(colour, path.stem)
     drawn = meant.keys() & seen.keys()
     wrong = {name: seen[name] for name in drawn if {*seen[name]} != {rgb(meant[name])}}
-    assert not wrong and {*MEANT[:2], "random heads", "holds", "agrees"} <= {*seen}
+    assert not wrong and {*MEANT[:2], "random heads", "holds", "badge agrees"} <= {*seen}
     models = {name: {*seen[name]} for name in ("mini-gpt2", "SmolLM2-135M", "Gemma-3-270M")}
     assert all(len(drawn) == 1 for drawn in models.values()), models
     assert not set.union(*models.values()) & {*map(rgb, meant.values())}

@@ -23,23 +23,24 @@ TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has its own words
 def style_of_colours() -> str:
     """Return the colours of labels, random heads and verdicts as a style sheet.
 
-    Charts are drawn for light pages. On dark ones, rules replace colours whose pairs would exchange
-    their strengths.
+    Charts are drawn for light pages. On dark ones, rules replace colours that would be too dark, or
+    whose pairs would exchange their strengths.
     """
-    named = {name: COLOURS[name] for name in ("true label", "false label", "random heads")}
-    named |= VERDICT_COLOURS
-    of = {verdict_class(name): colour for name, colour in named.items()}
-    light = " ".join(f"--{name}: {colour};" for name, colour in of.items())
-    dark = " ".join(f"--{name}: {ON_DARK.get(colour, colour)};" for name, colour in of.items())
-    rules = [
-        f'html[data-theme="dark"] svg.marks [{side}="{colour}"] {{ {side}: {on_dark}; }}'
+    named = {verdict_class(name): COLOURS[name] for name in ("true label", "false label")}
+    light = " ".join(f"--{name}: {colour};" for name, colour in named.items())
+    dark = " ".join(f"--{name}: {ON_DARK[colour]};" for name, colour in named.items())
+    is_dark = 'html[data-theme="dark"]'
+    rules = "\n".join(
+        f'{is_dark} :is(.marks, .strip) [{side}="{colour}"] {{ {side}: {on_dark}; }}'
         for colour, on_dark in ON_DARK.items()
         for side in ("fill", "stroke")
-    ]
-    screen = "\n".join([f'html[data-theme="dark"] {{ {dark} }}', *rules])
-    names = map(verdict_class, VERDICT_COLOURS)
-    badges = "\n".join(f".verdict.{name} {{ background: var(--{name}); }}" for name in names)
-    return f":root {{ {light} --grey: {GREY}; }}\n@media screen {{\n{screen}\n}}\n{badges}\n"
+    )
+    badges = "\n".join(
+        f".verdict.{verdict_class(name)} {{ background: {colour}; }}"
+        for name, colour in VERDICT_COLOURS.items()
+    )
+    screen = f"@media screen {{\n{is_dark} {{ {dark} }}\n{rules}\n}}"
+    return f":root {{ {light} --grey: {GREY}; }}\n{screen}\n{badges}\n"
 
 
 def _write_files(app) -> None:

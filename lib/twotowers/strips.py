@@ -234,20 +234,21 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
         return ""
     scale, zones = _scale(statement, drawn), _rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
-    lines = ""
+    shared, lines = _shared_reason(rows), ""
     for model in dict.fromkeys(row.model for row in rows):
         name = f'<th scope="row">{escape(shown_name(model))}</th>'
         own = [row for row in rows if row.model == model]
         for row in sorted(own, key=lambda row: row.prompt_set != claims.ON_SOLVED):
             picture = _track(statement, row, scale, zones)
-            lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row)}</td></tr>"
+            lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row, shared)}</td></tr>"
             name = "<td></td>"  # the second line of a model
     head, axis = _zone_names(scale, zones), _axis(scale)
     measure = escape(statement.measure.partition(";")[0] + _unit(statement))
+    reason = f"<br>{escape(shared[:1].upper() + shared[1:])}." if shared else ""
     return (
         f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
         f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
-        f'<p class="strip-key">{measure}<br>{_key(drawn, statement)}</p>'
+        f'<p class="strip-key">{measure}{reason}<br>{_key(drawn, statement)}</p>'
     )
 
 
@@ -368,9 +369,15 @@ def _colour(row: Row) -> str:
     return VERDICT_COLOURS.get(row.verdict, GREY)
 
 
-def _verdict(row: Row) -> str:
+def _shared_reason(rows: Sequence[Row]) -> str:
+    """Return the reason that all verdicts of a strip have, which is told once, or nothing."""
+    reasons = {row.reason for row in rows}
+    return reasons.pop() if len(rows) > 1 and len(reasons) == 1 else ""
+
+
+def _verdict(row: Row, shared: str) -> str:
     """Return a verdict in words, with the remark that a reader needs, as HTML."""
-    remark = "; ".join(_remarks(row))
+    remark = "; ".join(remark for remark in _remarks(row) if remark != shared)
     return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "")
 
 
