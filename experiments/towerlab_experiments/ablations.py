@@ -71,7 +71,8 @@ def ablations(
     def run(_, batch: Prompts) -> Tensors:
         if positions == "last":
             edits = [zero_ablate(heads) for heads in runs.values()]
-            return answers_of(batch, *LastPosition(model, batch).answers(edits))
+            last = LastPosition(model, batch)
+            return answers_of(batch, *last.answers(edits))
         edits = [zero_ablate(heads, everywhere(batch)) for heads in runs.values()]
         return answers_of(batch, *answers(model, batch, edits))
 
@@ -102,15 +103,18 @@ def single_head_ablations(
           label's, plain run minus ablated run (nats).
     """
     shape = model.n_layers, model.n_heads
-    sets = {
-        f"{layer}-{head}": [(layer, head)] if layer >= first_layer else ()
-        for layer, head in np.ndindex(shape)
-    }
+    sets: dict[str, Heads] = {}
+    for layer, head in np.ndindex(shape):
+        is_ablated = layer >= first_layer
+        sets[f"{layer}-{head}"] = [(layer, head)] if is_ablated else ()
     answered = ablations(model, encoded, sets, positions)
-    lost = answered.sel(head_set=NONE) - answered.sel(head_set=list(sets))  # (prompt, head_set)
+    plain = answered.sel(head_set=NONE)
+    lost = plain - answered.sel(head_set=list(sets))  # (prompt, head_set)
+    log_prob = lost["log_prob_true"].values
+    logit_difference = lost["logit_difference"].values
     arrays = {
-        "log_prob_lost": lost["log_prob_true"].values.reshape(-1, *shape),
-        "logit_difference_lost": lost["logit_difference"].values.reshape(-1, *shape),
+        "log_prob_lost": log_prob.reshape(-1, *shape),
+        "logit_difference_lost": logit_difference.reshape(-1, *shape),
     }
     data = observations("single_head_ablations", encoded, arrays)
     return data.where(data["layer"] >= first_layer)
@@ -132,7 +136,8 @@ def recipe_single_head_ablations(pipeline: Pipeline) -> Recipe:
         Recipe of the measurement.
     """
     design = pipeline.design
-    blocks = design.blocks(max(1, pipeline.settings.selection_blocks // 4), SELECTION)
+    n_blocks = max(1, pipeline.settings.selection_blocks // 4)
+    blocks = design.blocks(n_blocks, SELECTION)
     return Recipe(single_head_ablations, design.encode(blocks), ("last",))
 
 
@@ -147,20 +152,34 @@ def recipe_ablations(pipeline: Pipeline) -> Recipe:
     Returns:
         Recipe of the measurement.
     """
-    single = pipeline.measured("single_head_ablations")["log_prob_lost"].mean("prompt")
-    by_ablation = head_selection.top_heads(single, N_RANKED)
+    lost = pipeline.measured("single_head_ablations")["log_prob_lost"]
+    by_ablation = head_selection.top_heads(lost.mean("prompt"), N_RANKED)
     heads = interleave(by_increase(pipeline, N_RANKED), by_ablation, 12)
-    sets, encoded = {"paper's twelve": heads}, pipeline.design.intervention()
-    return Recipe(ablations, encoded, (), sets, random_sets(pipeline, sets))
+    sets = {"paper's twelve": heads}
+    random = random_sets(pipeline, sets)
+    return Recipe(ablations, pipeline.design.intervention(), (), sets, random)
+
+
+def _to_own_text(e: Encoded) -> Edges:
+    """Return the edges from each label, and the tokens between it and its text, to the text."""
+    edges = []
+    for label, (start, stop) in zip(e.label_positions, e.text_spans, strict=True):
+        queries = slice(stop, label + 1)
+        text = slice(start, stop)
+        edges.append((queries, text))
+    return edges
+
+
+def _to_query(e: Encoded) -> Edges:
+    """Return the edges from the last position to the query."""
+    last = slice(e.last, None)
+    query = slice(*e.query_span)
+    return [(last, query)]
 
 
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
-    # From each label, and the tokens between it and its text.
-    "labels and colons to own text": lambda e: [
-        (slice(stop, label + 1), slice(start, stop))
-        for label, (start, stop) in zip(e.label_positions, e.text_spans, strict=True)
-    ],
-    "last position to query": lambda e: [(slice(e.last, None), slice(*e.query_span))],
+    "labels and colons to own text": _to_own_text,
+    "last position to query": _to_query,
 }
 
 
@@ -176,7 +195,8 @@ def closed_edges(
     Returns:
         True where attention is blocked (batch, query, position).
     """
-    closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
+    length = len(batch[0].ids)
+    closed = torch.zeros(len(batch), length, length, dtype=torch.bool)
     for row, e in enumerate(batch):
         for queries, positions in edges(e):
             closed[row, queries, positions] = True
@@ -192,7 +212,8 @@ def default_cuts(n_layers: int) -> list[int]:
     Returns:
         Cuts in rising order.
     """
-    return np.unique(np.linspace(0, n_layers, 9).round().astype(int)).tolist()
+    cuts = np.linspace(0, n_layers, 9).round()
+    return np.unique(cuts.astype(int)).tolist()
 
 
 @torch.inference_mode()
@@ -213,16 +234,20 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
     """
 
     def run(_, batch: Prompts) -> Tensors:
-        plain, answered = answer(model, batch), []
+        plain = answer(model, batch)
+        answered = []
         for edges in EDGES.values():
             answered.append(plain)
+            edit = knockout(model, closed_edges(batch, edges))
             below = block_outputs(model, [cut - 1 for cut in cuts[1:]])
-            with below as outputs, edited(model, knockout(model, closed_edges(batch, edges))):
+            with below as outputs, edited(model, edit):
                 answer(model, batch)
             for cut in cuts[1:]:
                 with restarted(model, cut, outputs[cut - 1]):
                     answered.append(answer(model, batch))
-        top, log_prob = map(torch.stack, zip(*answered, strict=True))
+        tops, log_probs = zip(*answered, strict=True)
+        top = torch.stack(tops)
+        log_prob = torch.stack(log_probs)
         shape = len(EDGES), len(cuts)
         return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
@@ -243,8 +268,9 @@ def recipe_knockouts(pipeline: Pipeline) -> Recipe:
     """
     names = "by written logit difference", "by attribution"
     heads, *_ = present(pipeline.head_sets, *names).values()
-    cuts = sorted({*default_cuts(pipeline.model.n_layers), min(heads).layer})
-    return Recipe(knockouts, pipeline.design.intervention(), (cuts,))
+    lowest = min(heads).layer
+    cuts = {*default_cuts(pipeline.model.n_layers), lowest}
+    return Recipe(knockouts, pipeline.design.intervention(), (sorted(cuts),))
 
 
 RECIPES = {

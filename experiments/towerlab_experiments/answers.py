@@ -96,21 +96,25 @@ def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    templates = pipeline.measured("templates").drop_attrs()[["logit_difference"]]
+    templates = pipeline.measured("templates")[["logit_difference"]]
+    templates = templates.drop_attrs()
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
     more = _in_templates(pipeline, many)
     if not more:
         return templates
     others = pipeline.make("demonstrations", Recipe(answers, more))
-    return joined([templates, others[["logit_difference"]]])
+    others = others[["logit_difference"]]
+    return joined([templates, others])
 
 
 def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
     """Return the prompts of the selection blocks in each template that the model can read."""
-    separator, encoded = pipeline.settings.separator, []
-    for template in product(ks, [separator] if separator else SEPARATORS):
+    separator = pipeline.settings.separator
+    separators = [separator] if separator else list(SEPARATORS)
+    encoded = []
+    for k, name in product(ks, separators):
         with suppress(TwoTowersError):
-            encoded += pipeline.design.selection(Template(*template))
+            encoded += pipeline.design.selection(Template(k, name))
     return encoded
 
 
@@ -139,9 +143,12 @@ def recipe_factorial(pipeline: Pipeline) -> Recipe:
         Recipe of the measurement.
     """
     # The query of the other class comes from another block of the pair.
-    pairs = pipeline.design.repeatable(pipeline.design.class_pairs)
-    blocks = pipeline.design.blocks(2 * len(pairs), EVALUATION, pairs=pairs)
-    return Recipe(answers, pipeline.design.encode(factorial(blocks, spread_orders(blocks[0]))))
+    design = pipeline.design
+    pairs = design.repeatable(design.class_pairs)
+    blocks = design.blocks(2 * len(pairs), EVALUATION, pairs=pairs)
+    orders = spread_orders(blocks[0])
+    prompts = factorial(blocks, orders)
+    return Recipe(answers, design.encode(prompts))
 
 
 def spread_orders(prompt: Prompt) -> list[str]:
@@ -158,7 +165,9 @@ def spread_orders(prompt: Prompt) -> list[str]:
         Patterns from "TTFF" to "FFTT".
     """
     orders = patterns(prompt)
-    return [orders[round(i)] for i in np.linspace(0, len(orders) - 1, min(ORDERS, len(orders)))]
+    n = len(orders)
+    places = np.linspace(0, n - 1, min(ORDERS, n))
+    return [orders[round(place)] for place in places]
 
 
 RECIPES = {

@@ -52,9 +52,12 @@ def in_changes(
     Returns:
         Name -> (prompt, change, ...).
     """
-    changed = (model.encode([change(e.prompt) for e in encoded]) for change in changes.values())
-    results = [*map(read, changed)]
-    return {name: np.stack([result[name] for result in results], 1) for name in results[0]}
+    results: dict[str, list] = {}
+    for change in changes.values():
+        changed = model.encode([change(e.prompt) for e in encoded])
+        for name, values in read(changed).items():
+            results.setdefault(name, []).append(values)
+    return {name: np.stack(values, 1) for name, values in results.items()}
 
 
 def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
@@ -94,17 +97,22 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     """
 
     def read(capture: Capture) -> Tensors:
-        left, removed = [], []
+        left = []
+        removed = []
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             *kept, last = np.flatnonzero(e.prompt.is_true)
-            left.append(weights[..., np.array(e.label_positions)[kept]].sum(-1))
+            labels = np.array(e.label_positions)[kept]
+            left.append(weights[..., labels].sum(-1))
             # A demonstration is its text, colon, label and separator.
             starts = [start for start, _ in (*e.text_spans, e.query_span)]
-            removed.append(weights[..., starts[last] : starts[last + 1]].sum(-1))
+            start = starts[last]
+            stop = starts[last + 1]
+            removed.append(weights[..., start:stop].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
-    return attention_in(model, encoded, CONDITIONS).assign(with_dims("conditions", arrays))
+    data = attention_in(model, encoded, CONDITIONS)
+    return data.assign(with_dims("conditions", arrays))
 
 
 def check_one_can_go(design: Design) -> None:
@@ -132,8 +140,9 @@ def recipe_conditions(pipeline: Pipeline) -> Recipe:
     Returns:
         Recipe of the measurement.
     """
-    check_one_can_go(pipeline.design)
-    return Recipe(conditions, pipeline.design.intervention())
+    design = pipeline.design
+    check_one_can_go(design)
+    return Recipe(conditions, design.intervention())
 
 
 RECIPES = {"conditions": recipe_conditions}

@@ -61,20 +61,21 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
         attention = label_attention(capture)
         differences = ov_logit_differences(capture, model)
         written = attention.to(differences) * differences
+        signs = own_label_sign(capture, differences)[:, None, None]
+        towards_true = written * signs
         outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
         rows = logit_difference_rows(capture, model)
         return {
             "attention": attention.float(),
             "ov_logit_difference": differences.mean(-1),
             "written_logit_difference": written.sum(-1),
-            "attribution": (written * own_label_sign(capture, differences)[:, None, None]).sum(-1),
+            "attribution": towards_true.sum(-1),
             "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
             **answers_in(capture),
         }
 
-    arrays = read_prompts(
-        "heads", model, encoded, {"weights", "values"}, read, _tokens_at_once(model)
-    )
+    max_tokens = _tokens_at_once(model)
+    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
     return observations("heads", encoded, arrays, kind=KINDS)
 
 
@@ -97,14 +98,17 @@ def ov_logit_differences(
     Returns:
         Logit differences (nats; batch, layer, head, demonstration).
     """
-    rows, out = logit_difference_rows(capture, model), []
+    rows = logit_difference_rows(capture, model)
     own = own_label_sign(capture, rows)
+    layers = []
     for layer in range(model.n_layers):
+        weight = model.output_weight(layer).to(rows)
         # Linear in the vector, so the rows go through W_O once for all positions.
-        through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
+        through = torch.einsum("bd,hkd->bhk", rows, weight)
         values = label_values(capture, model, layer).to(rows)
-        out.append(torch.einsum("bhpk,bhk,bp->bhp", values, through, own))
-    return torch.stack(out, 1)
+        differences = torch.einsum("bhpk,bhk,bp->bhp", values, through, own)
+        layers.append(differences)
+    return torch.stack(layers, 1)
 
 
 def label_attention(capture: Capture) -> Float[Tensor, "batch layer head demonstration"]:
@@ -117,7 +121,8 @@ def label_attention(capture: Capture) -> Float[Tensor, "batch layer head demonst
         Weights (batch, layer, head, demonstration).
     """
     positions = capture.label_positions[None, :, None]
-    return capture.weights.take_along_dim(positions, 3).transpose(0, 1)
+    at_labels = capture.weights.take_along_dim(positions, 3)
+    return at_labels.transpose(0, 1)
 
 
 def attention_sums(capture: Capture) -> Tensors:
@@ -131,8 +136,9 @@ def attention_sums(capture: Capture) -> Tensors:
     """
     weights = label_attention(capture).float()
     is_true = own_label_sign(capture, weights)[:, None, None] > 0
-    on_labels = (weights * is_true).sum(-1), (weights * ~is_true).sum(-1)
-    return dict(zip(SUMS, on_labels, strict=True))
+    on_true = weights * is_true
+    on_other = weights * ~is_true
+    return {"attention_true": on_true.sum(-1), "attention_other": on_other.sum(-1)}
 
 
 def recipe_selection(pipeline: Pipeline) -> Recipe:
@@ -217,7 +223,8 @@ def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    encoded, parts = pipeline.design.selection(), []
+    encoded = pipeline.design.selection()
+    parts = []
     for norm in unembed.NORMS:
         recipe = Recipe(increases, encoded, (norm,), stage=norm)
         data = pipeline.make("increase_by_norm", recipe)[["increase"]]

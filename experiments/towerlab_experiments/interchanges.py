@@ -72,9 +72,11 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
     Returns:
         The pairs, kind by kind.
     """
-    pairs, donors = [], donors_of(encoded)
+    pairs = []
+    donors = donors_of(encoded)
     for e in encoded:
-        prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
+        prompt = e.prompt
+        texts = {d.text for d in prompt.demonstrations}
         others = [
             other.prompt
             for other in encoded
@@ -85,7 +87,8 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
         if others:  # the first later one, or else the first
             other = min(others, key=lambda other: other.block < prompt.block)
             asked = with_query(prompt, other.query, other.query_class)
-            pairs.append(Pair("query", e, *encode_all([asked], tokenizer)))
+            (source,) = encode_all([asked], tokenizer)
+            pairs.append(Pair("query", e, source))
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
     return [pair for pair in pairs if pair.base.places == pair.source.places]
@@ -118,7 +121,8 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
             positions = base.capture.label_positions
             edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
             arrays = answers_of(batch, *base.answers(edits))
-            of_base, of_source = answers_of(batch, *base.plain_answer()), answers_in(source.capture)
+            of_base = answers_of(batch, *base.plain_answer())
+            of_source = answers_in(source.capture)
             arrays["base_logit_difference"] = of_base["logit_difference"]
             # The source's true label is the other label of the base.
             arrays["source_logit_difference"] = -of_source["logit_difference"]
@@ -144,16 +148,19 @@ def recipe_interchanges(pipeline: Pipeline) -> Recipe:
     Returns:
         Recipe of the measurement.
     """
-    design, tokenizer = pipeline.design, pipeline.model.tokenizer
+    design = pipeline.design
+    tokenizer = pipeline.model.tokenizer
     texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts)
     classes = [pair for pair in design.class_pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     twice = design.repeatable(classes)  # a query comes from another block of the pair
-    blocks = design.blocks(max(2, design.n_intervention), EVALUATION, pairs=twice, texts=texts)
+    n_blocks = max(2, design.n_intervention)
+    blocks = design.blocks(n_blocks, EVALUATION, pairs=twice, texts=texts)
     pairs = pairs_of(design.encode(blocks), tokenizer)
     sets = present(pipeline.head_sets, BY_ATTENTION)
-    return Recipe(interchanges, pairs, (), sets, random_sets(pipeline, sets, AT_LAST))
+    random = random_sets(pipeline, sets, AT_LAST)
+    return Recipe(interchanges, pairs, (), sets, random)
 
 
 RECIPES = {"interchanges": recipe_interchanges}

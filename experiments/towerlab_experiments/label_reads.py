@@ -14,13 +14,12 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
@@ -71,8 +70,9 @@ def label_reads(
           to the logit difference of its label (EMNLP: "logit minus", as summarised).
     """
     arrays = read_labels(model, encoded, heads, ranks)
-    of_heads = {name: values for name, values in arrays.items() if name not in SUMS}
-    return observations("paper", encoded, of_heads, **head_coordinates(heads))
+    for name in SUMS:
+        del arrays[name]
+    return observations("paper", encoded, arrays, **head_coordinates(heads))
 
 
 def read_labels(
@@ -95,14 +95,15 @@ def read_labels(
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
+        values = [label_values(capture, model, layer)[:, head] for layer, head in heads]
+        attention = label_attention(capture)
+        differences = ov_logit_differences(capture, model)
         return {
             **answers_in(capture),
             **attention_sums(capture),
-            "values": torch.stack(
-                [label_values(capture, model, layer)[:, head] for layer, head in heads], 1
-            ),
-            "attention": label_attention(capture)[:, layers, numbers],
-            "ov_logit_difference": ov_logit_differences(capture, model)[:, layers, numbers],
+            "values": torch.stack(values, 1),
+            "attention": attention[:, layers, numbers],
+            "ov_logit_difference": differences[:, layers, numbers],
         }
 
     arrays: dict[str, Any] = read_prompts(
@@ -110,22 +111,31 @@ def read_labels(
     )
     values = torch.from_numpy(arrays.pop("values"))
     if ranks:
-        tokens = torch.tensor(  # (prompt, demonstration, 2)
-            [[e.label_pair_ids[:: 1 if true else -1] for true in e.prompt.is_true] for e in encoded]
-        ).to(model.device)
-        of_heads = [
-            unembed.rank(
-                values[:, i].to(model.device),
-                tokens,
-                model.unembedding,
-                through=model.output_weight(layer)[head],
-            )
-            for i, (layer, head) in enumerate(heads)
-        ]
-        own, other = torch.stack(of_heads, 1).int().cpu().unbind(-1)
+        own, other = _label_ranks(model, encoded, heads, values).unbind(-1)
         arrays["own_rank"] = own
         arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
     return arrays
+
+
+def _label_ranks(
+    model: Model,
+    encoded: Prompts,
+    heads: Sequence[Head],
+    values: Float[Tensor, "prompt selected_head demonstration d_head"],
+) -> Int[Tensor, "prompt selected_head demonstration 2"]:
+    """Return the ranks of a demonstration's label and of the other label in its value."""
+    words = []  # (prompt, demonstration, 2)
+    for e in encoded:
+        true, other = e.label_pair_ids
+        words.append([(true, other) if is_true else (other, true) for is_true in e.prompt.is_true])
+    tokens = torch.tensor(words).to(model.device)
+    of_heads = []
+    for i, (layer, head) in enumerate(heads):
+        of_head = values[:, i].to(model.device)
+        weight = model.output_weight(layer)[head]
+        ranks = unembed.rank(of_head, tokens, model.unembedding, through=weight)
+        of_heads.append(ranks)
+    return torch.stack(of_heads, 1).int().cpu()
 
 
 def query_and_keys(
@@ -146,11 +156,14 @@ def query_and_keys(
         Queries (batch, layer, head, d_head), and keys (batch, demonstration, layer, kv_head,
         d_head).
     """
-    queries, keys = [], []
+    queries = []
+    keys = []
+    positions = capture.label_positions[..., None]
     for layer in range(model.n_layers):
         normed = model.normed(layer, "attention", capture.stream_inputs[layer])
-        of_labels = normed.take_along_dim(capture.label_positions[..., None], 1)
-        queries.append(query_key.queries(model, layer, normed[:, -1]))
+        last = normed[:, -1]
+        of_labels = normed.take_along_dim(positions, 1)
+        queries.append(query_key.queries(model, layer, last))
         keys.append(query_key.keys(model, layer, of_labels))
     return torch.stack(queries, 1), torch.stack(keys, 2)
 
@@ -175,10 +188,8 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> 
 
     def read(capture: Capture) -> Tensors:
         queries, keys = query_and_keys(model, capture)
-        return {
-            "query_vector": queries[:, layers, numbers],
-            "key_vector": keys[:, :, layers, kv_heads].transpose(1, 2),
-        }
+        of_heads = keys[:, :, layers, kv_heads]
+        return {"query_vector": queries[:, layers, numbers], "key_vector": of_heads.transpose(1, 2)}
 
     arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
     return observations("query_key_vectors", encoded, arrays, **head_coordinates(heads))
@@ -196,10 +207,12 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
         Recipe of the measurement.
     """
     name = "by attribution"
-    random = random_sets(pipeline, {name: pipeline.head_sets[name]})[name]
-    sets = [*present(pipeline.head_sets).values(), *random]
-    heads = dict.fromkeys(head for heads in sets for head in heads)
-    return Recipe(label_reads, pipeline.design.intervention(), (list(heads),))
+    sets = pipeline.head_sets
+    random = random_sets(pipeline, {name: sets[name]})[name]
+    every_set = [*present(sets).values(), *random]
+    heads = dict.fromkeys(head for heads in every_set for head in heads)
+    encoded = pipeline.design.intervention()
+    return Recipe(label_reads, encoded, (list(heads),))
 
 
 def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
@@ -214,8 +227,10 @@ def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
     sets = pipeline.head_sets
     if not sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = dict.fromkeys([*sets["by attention"][:1], *sets["by written logit difference"][:1]])
-    return Recipe(query_key_vectors, pipeline.design.evaluation(0.5), (list(best),))
+    best = [*sets["by attention"][:1], *sets["by written logit difference"][:1]]
+    heads = list(dict.fromkeys(best))
+    encoded = pipeline.design.evaluation(0.5)
+    return Recipe(query_key_vectors, encoded, (heads,))
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:
@@ -256,41 +271,29 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
     lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
 
     def read(capture: Capture) -> Tensors:
-        positions, vectors = capture.label_positions[..., None], []
-        for layer, head in heads:
-            value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
-            streams = capture.stream_inputs[layer], capture.stream_attention[:layer].sum(0)
-            keys = [stream.take_along_dim(positions, 1) for stream in streams]
-            query = carried_query(capture, model, layer, head)[:, None]
-            # The query follows the labels, once for each vector.
-            rows = [torch.cat([rows.to(value), query.to(value)], 1) for rows in (value, *keys)]
-            vectors.append(torch.stack(rows, 1))
+        vectors = [_vectors_of_head(model, capture, head) for head in heads]
         return {
             "vectors": torch.stack(vectors, 1),
             "scale": model.unembedding.norm.scale(capture.resid_final),
         }
 
     arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
-    labels = torch.tensor([token for e in encoded for token in e.label_ids.values()])
-    stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
-    vectors, scale = (
-        torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale")
-    )
+    vectors = torch.from_numpy(arrays["vectors"]).to(model.device)
+    scale = torch.from_numpy(arrays["scale"]).to(model.device)
     # (prompt, head, vector, mean, label or query, d_model)
     both = torch.stack([vectors, vectors - vectors.mean(0)], 3)
     scales = scale[:, None, None, None, None]
-    ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)[1].cpu()
-    tokens, words = (np.array(texts)[ids] for texts in (lexicon.texts, lexicon.plain))
-    relations = np.zeros(ids.shape, np.int8)
-    for (i, e), place in product(enumerate(encoded), range(vectors.shape[3])):
-        codes = relations_of(e.prompt, place, class_words())
-        # A label's token may be a piece of it.
-        codes |= {lexicon.plain[id_]: codes[label.casefold()] for label, id_ in e.label_ids.items()}
-        here = i, ..., place, slice(None)
-        relations[here] = np.vectorize(codes.get, otypes=[np.int8])(words[here], 0)
+    labels = torch.tensor([token for e in encoded for token in e.label_ids.values()])
+    is_label = torch.isin(lexicon.stopword_ids, labels)
+    stopwords = lexicon.stopword_ids[~is_label]
+    _, ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)
+    ids = ids.cpu()
+    tokens = np.array(lexicon.texts)[ids]
+    relations = _relations(lexicon, encoded, ids)
     in_first_layer = [head.layer == 0 for head in heads]
     empty = slice(None), in_first_layer, VECTORS.index("key, attention only")
-    tokens[empty], relations[empty] = "", 0
+    tokens[empty] = ""
+    relations[empty] = 0
     variables = {
         "token": tokens[..., :-1, :],
         "relation": relations[..., :-1, :],
@@ -306,6 +309,41 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
         mean=MEAN,
         rank=range(1, 1 + ids.shape[-1]),
     )
+
+
+def _vectors_of_head(
+    model: Model, capture: Capture, head: Head
+) -> Float[Tensor, "batch vector label_or_query d_model"]:
+    """Return VECTORS of a head at labels. The query follows the labels, once for each vector."""
+    layer, number = head
+    value = label_values(capture, model, layer)[:, number] @ model.output_weight(layer)[number]
+    positions = capture.label_positions[..., None]
+    by_attention = capture.stream_attention[:layer].sum(0)
+    query = carried_query(capture, model, layer, number)[:, None].to(value)
+    rows = [torch.cat([value, query], 1)]
+    for stream in (capture.stream_inputs[layer], by_attention):
+        key = stream.take_along_dim(positions, 1)
+        rows.append(torch.cat([key.to(value), query], 1))
+    return torch.stack(rows, 1)
+
+
+def _relations(
+    lexicon: Lexicon,
+    encoded: Prompts,
+    ids: Int[Tensor, "prompt selected_head vector mean label_or_query rank"],
+) -> np.ndarray:
+    """Return the relation of each word to the prompt, as its number in RELATIONS."""
+    words = np.array(lexicon.plain)[ids]
+    relations = np.zeros(ids.shape, np.int8)
+    for i, e in enumerate(encoded):
+        for place in range(ids.shape[4]):
+            codes = relations_of(e.prompt, place, class_words())
+            for label, token in e.label_ids.items():
+                # A label's token may be a piece of it.
+                codes[lexicon.plain[token]] = codes[label.casefold()]
+            code_of = np.vectorize(codes.get, otypes=[np.int8])
+            relations[i, ..., place, :] = code_of(words[i, ..., place, :], 0)
+    return relations
 
 
 def carried_query(
@@ -346,16 +384,23 @@ def relations_of(
     query = Demonstration(prompt.query, prompt.true_label, prompt.query_class)
     texts = [*prompt.demonstrations, query]
     own = texts[demonstration]
-    groups: list[tuple[str, Iterable[str]]] = [  # later ones win
-        *(("other class", words.get(text.cls, ())) for text in texts if text.cls != own.cls),
-        ("own class", words.get(own.cls, ())),
-        *(("none", content_words(text.text)) for text in texts),
-        ("own text", content_words(own.text)),
-        *(("own label" if word == own.label else "other label", [word]) for word in prompt.labels),
-    ]
-    return {
-        word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group
-    }
+    codes: dict[str, int] = {}
+
+    def add(relation: str, group: Iterable[str]) -> None:
+        """Give a group of words this relation, in place of an earlier one."""
+        code = RELATIONS.index(relation)
+        codes.update({word.casefold(): code for word in group})
+
+    for text in texts:
+        if text.cls != own.cls:
+            add("other class", words.get(text.cls, ()))
+    add("own class", words.get(own.cls, ()))
+    for text in texts:
+        add("none", content_words(text.text))
+    add("own text", content_words(own.text))
+    for word in prompt.labels:
+        add("own label" if word == own.label else "other label", [word])
+    return codes
 
 
 def recipe_top_tokens(pipeline: Pipeline) -> xr.Dataset:
@@ -369,10 +414,12 @@ def recipe_top_tokens(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    design, sets = pipeline.design, pipeline.head_sets
-    heads = dict.fromkeys([*sets["by attribution"][:3], *sets["by attention"][:2]])
-    encoded = design.encode(design.blocks(len(design.intervention_pairs), EVALUATION))
-    return top_tokens(pipeline.model, list(heads), encoded)
+    design = pipeline.design
+    sets = pipeline.head_sets
+    best = [*sets["by attribution"][:3], *sets["by attention"][:2]]
+    heads = list(dict.fromkeys(best))
+    blocks = design.blocks(len(design.intervention_pairs), EVALUATION)
+    return top_tokens(pipeline.model, heads, design.encode(blocks))
 
 
 RECIPES = {

@@ -37,10 +37,13 @@ from towerlab_experiments.label_reads import label_reads
 from towerlab_experiments.mitigations import remedied
 from towerlab_experiments.paper import encoded_sets
 
-N_SELECTION, N_ALONE, N_EVALUATION, N_MITIGATION, N_DOSE = 8, 2, 24, 16, 8
-"""Maximum number of prompts of each set and true label: for selection, for single ablations, for
-evaluation, under mitigations, and for numbers of heads. If a set has few prompts, as for large
-models, a half of them are for evaluation, and a third under mitigations"""
+# Maximum numbers of prompts of each set and true label. If a set has few prompts, as for large
+# models, a half of them are for evaluation, and a third under mitigations.
+N_SELECTION = 8
+N_ALONE = 2  # for single ablations
+N_EVALUATION = 24
+N_MITIGATION = 16
+N_DOSE = 8  # for numbers of heads
 DOSES = (1, 3, 6, 12)
 """Numbers of heads that are ablated together"""
 DRAWS = 5
@@ -67,9 +70,8 @@ def rankings(increase: xr.DataArray, lost: xr.DataArray, n: int) -> dict[str, li
     Returns:
         Name of the ranking -> heads, best first.
     """
-    by_increase, by_ablation = (
-        head_selection.top_heads(means, n, minimum=-np.inf) for means in (increase, lost)
-    )
+    by_increase = head_selection.top_heads(increase, n, minimum=-np.inf)
+    by_ablation = head_selection.top_heads(lost, n, minimum=-np.inf)
     return {
         INTERLEAVED: interleave(by_increase, by_ablation, n),
         "by increase": by_increase,
@@ -99,7 +101,10 @@ def twelve(
     heads = rankings((foo + bar) / 2, lost, n)[INTERLEAVED]
     leaning = (foo - bar).transpose("layer", "head").values
     by_leaning = sorted(heads, key=lambda head: -leaning[head])
-    return heads, by_leaning[: n // 2], by_leaning[n // 2 :][::-1]
+    half = n // 2
+    foo_heads = by_leaning[:half]
+    bar_heads = by_leaning[half:][::-1]
+    return heads, foo_heads, bar_heads
 
 
 def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -160,7 +165,8 @@ def with_exchanged(pipeline: Pipeline, blocks: range) -> list[Encoded]:
     """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
     encoded = [e for e in encoded_sets(pipeline.design, sets) if e.prompt.block in blocks]
-    return [*encoded, *pipeline.design.encode([exchanged_labels(e.prompt) for e in encoded])]
+    exchanged = [exchanged_labels(e.prompt) for e in encoded]
+    return [*encoded, *pipeline.design.encode(exchanged)]
 
 
 def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
@@ -176,7 +182,8 @@ def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
     """
     n_prompts = pipeline.design.n_prompts
     first = min(n_selection(pipeline.design), n_prompts - 1)
-    return with_exchanged(pipeline, range(first, first + min(most, n_prompts // parts or 1)))
+    n = min(most, n_prompts // parts or 1)
+    return with_exchanged(pipeline, range(first, first + n))
 
 
 def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.DataArray]:
@@ -189,11 +196,15 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
     Returns:
         Mean increases (layer, head) with foo true and with bar true, in nats.
     """
-    n, foo = n_selection(pipeline.design), pipeline.measured("paper")["increase"]
+    n = n_selection(pipeline.design)
+    foo = pipeline.measured("paper")["increase"]
+    is_selection = foo["block"] < n
+    foo = foo.isel(prompt=is_selection.values)
     selection = with_exchanged(pipeline, range(n))
-    exchanged = selection[len(selection) // 2 :]
-    bar = pipeline.make(name, Recipe(increases, exchanged))["increase"]
-    return foo.isel(prompt=(foo["block"] < n).values).mean("prompt"), bar.mean("prompt")
+    half = len(selection) // 2
+    recipe = Recipe(increases, selection[half:])
+    bar = pipeline.make(name, recipe)["increase"]
+    return foo.mean("prompt"), bar.mean("prompt")
 
 
 def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
@@ -209,19 +220,23 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("it needs words of the other class, which only the word sets have")
-    name, model = "paper_ablations", pipeline.model
-    ablated = with_exchanged(pipeline, range(min(N_ALONE, n_selection(pipeline.design))))
+    name = "paper_ablations"
+    model = pipeline.model
+    n_ablated = min(N_ALONE, n_selection(pipeline.design))
+    ablated = with_exchanged(pipeline, range(n_ablated))
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(*_mean_increases(pipeline, name), lost)
+    foo, bar = _mean_increases(pipeline, name)
+    heads, foo_heads, bar_heads = twelve(foo, bar, lost)
 
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
     data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
-    return data.assign(followed).assign(
+    data = data.assign(followed)
+    return data.assign(
         log_prob_lost=lost,
         foo_head=("rank", head_names(foo_heads)),
         bar_head=("rank", head_names(bar_heads)),
@@ -242,10 +257,12 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    random, evaluated = random_sets(pipeline, sets, DRAWS), evaluation(pipeline, N_MITIGATION, 3)
+    random = random_sets(pipeline, sets, DRAWS)
+    evaluated = evaluation(pipeline, N_MITIGATION, 3)
     recipe = Recipe(remedied, evaluated, (REMEDIED,), sets, random)
     data = pipeline.make("paper_remedies", recipe)
-    return data.assign(mean_attention_true=data["attention_true"].mean("prompt"))
+    mean = data["attention_true"].mean("prompt")
+    return data.assign(mean_attention_true=mean)
 
 
 def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
@@ -272,8 +289,9 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
         except NotTestable:  # too few other heads are left
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
+    data = pipeline.make("dose", recipe)
     names = [head_names(heads) for heads in ranked.values()]
-    return pipeline.make("dose", recipe).assign(
+    return data.assign(
         ranked_head=(("ranking", "rank"), names),
         ranking=("ranking", list(ranked)),
         rank=("rank", range(1, max(DOSES) + 1)),

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -58,9 +59,10 @@ def quads_of(similarity: np.ndarray, rank: np.ndarray, tokens: np.ndarray, n: in
         n: Maximum number of quads. A word is in one quad at most.
     """
     closeness = -abs(rank[:, None] - rank).astype(float)
-    contrast, by_rank = (_contrasts(values) for values in (similarity, closeness))
-    equal = tokens[:, None] == tokens
-    contrast = np.where((by_rank <= 0) & equal[:, :, None, None], contrast, -np.inf)
+    contrast = _contrasts(similarity)
+    is_allowed = _contrasts(closeness) <= 0
+    is_equal = tokens[:, None] == tokens
+    contrast = np.where(is_allowed & is_equal[:, :, None, None], contrast, -np.inf)
     quads: list[Quad] = []
     for _ in range(n):
         best = np.unravel_index(contrast.argmax(), contrast.shape)
@@ -103,18 +105,20 @@ def quad_prompts(
         label_pair: Two labels with a slash between them.
         block: Number of the quad.
     """
-    rng, k = np.random.default_rng([design.settings.seed, 75, block]), design.template.k
+    rng = np.random.default_rng([design.settings.seed, 75, block])
+    k = design.template.k
+    separator = SEPARATORS[design.template.separator]
     first, second, *near = (words[cls][i] for i in quad)
-    other_class = next(other for other in pair.split("/") if other != cls)
+    (other_class,) = {*pair.split("/")} - {cls}
     pool = [word for word in words[cls] if word not in (first, second, *near)]
     shown = {
         cls: [*near, *rng.permutation(pool)[: k - 2].tolist()],
         other_class: rng.permutation(words[other_class])[:k].tolist(),
     }
-    demonstrations = rng.permutation(
-        [(text, of) for of, texts in shown.items() for text in texts]
-    ).tolist()
-    labels, prompts = label_pair.split("/"), []
+    texts_and_classes = [(text, of) for of, texts in shown.items() for text in texts]
+    demonstrations = rng.permutation(texts_and_classes).tolist()
+    labels = label_pair.split("/")
+    prompts = []
     for assigned in (labels, labels[::-1]):
         label = dict(zip((cls, other_class), assigned, strict=True))
         # The second time in the reverse order.
@@ -124,19 +128,9 @@ def quad_prompts(
                 Demonstration(text, label[other_class] if text == flipped else label[of], of)
                 for text, of in order
             ]
-            prompts += [
-                Prompt(
-                    texts,
-                    query,
-                    label[cls],
-                    labels,
-                    cls,
-                    pair,
-                    SEPARATORS[design.template.separator],
-                    block,
-                )
-                for query in (first, second)
-            ]
+            for query in (first, second):
+                prompt = Prompt(texts, query, label[cls], labels, cls, pair, separator, block)
+                prompts.append(prompt)
     return prompts
 
 
@@ -160,33 +154,39 @@ def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> 
     """
 
     def run(index: list[int], firsts: Prompts) -> Tensors:
-        n, seconds = len(index), [encoded[2 * i + 1] for i in index]
+        n = len(index)
+        seconds = [encoded[2 * i + 1] for i in index]
         last = LastPosition(model, [*firsts, *seconds])
-        partner = torch.arange(2 * n, device=model.device).roll(n)
         common = {}
         for layer, state in last.plain.items():
             query = state.attention.query
-            mean = (query + query[partner.to(query.device)]) / 2
-            common[layer] = state._replace(attention=state.attention._replace(query=mean))
+            of_partner = query.roll(n, 0)
+            mean = (query + of_partner) / 2
+            attention = state.attention._replace(query=mean)
+            common[layer] = state._replace(attention=attention)
         positions = last.capture.label_positions
         edits = [interchange(heads, "query", common, positions) for heads in sets.values()]
         changed = answers_of(last.batch, *last.answers(edits))["logit_difference"]
         plain = answers_of(last.batch, *last.plain_answer())["logit_difference"]
-        both = {"logit_difference": changed, "base_logit_difference": plain}
-        return {name: values.unflatten(0, (2, n)).transpose(0, 1) for name, values in both.items()}
+
+        def by_pair(values: Tensor) -> Tensor:
+            return values.unflatten(0, (2, n)).transpose(0, 1)
+
+        return {"logit_difference": by_pair(changed), "base_logit_difference": by_pair(plain)}
 
     arrays = read_batches("similar flips", encoded[::2], 1024, run)
-    flat = {
-        name: values.reshape(len(encoded), *values.shape[2:]) for name, values in arrays.items()
-    }
+    flat = {}
+    for name, values in arrays.items():
+        _, _, *rest = values.shape
+        flat[name] = values.reshape(len(encoded), *rest)
     # The first demonstration of a quad is near to the first query, the second to the second.
     far = [(i // 2 + i) % 2 for i in range(len(encoded))]
     flipped = np.array(FLIPPED)[far]
-    texts = [
-        next(d.text for d in e.prompt.demonstrations if d.cls == e.prompt.query_class
-             and d.label != e.prompt.true_label)
-        for e in encoded
-    ]  # fmt: skip
+    texts = []
+    for e in encoded:
+        of_class = [d for d in e.prompt.demonstrations if d.cls == e.prompt.query_class]
+        (text,) = [d.text for d in of_class if d.label != e.prompt.true_label]
+        texts.append(text)
     return observations(
         "similar_flips",
         encoded,
@@ -237,7 +237,9 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     encoded: list[Encoded] = []
     pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))
     for cls, pair in pair_of.items():
-        tokens, rank = asked["tokens"][words[cls]].values, np.arange(len(words[cls]))
+        of_class = words[cls]
+        tokens = asked["tokens"][of_class].values
+        rank = np.arange(len(of_class))
         for quad in quads_of(similarities[cls], rank, tokens, QUADS):
             block = len(encoded) // OF_QUAD
             label_pair = label_pairs[block % len(label_pairs)]
@@ -263,12 +265,15 @@ def recipe_similar_flips(pipeline: Pipeline) -> Recipe:
     Returns:
         Recipe of the measurement.
     """
-    design, sets = pipeline.design, present(pipeline.head_sets, BY_ATTENTION)
+    design = pipeline.design
+    sets = present(pipeline.head_sets, BY_ATTENTION)
     if design.template.k < 2:
         raise NotTestable("two demonstrations of a class are needed, so k must be 2 or more")
     heads = sets[BY_ATTENTION]
-    encoded = quads_of_classes(design, pipeline.measured("word_towers"), heads)
-    return Recipe(similar_flips, encoded, (), sets, random_sets(pipeline, sets))
+    towers = pipeline.measured("word_towers")
+    encoded = quads_of_classes(design, towers, heads)
+    random = random_sets(pipeline, sets)
+    return Recipe(similar_flips, encoded, (), sets, random)
 
 
 RECIPES = {"similar_flips": recipe_similar_flips}

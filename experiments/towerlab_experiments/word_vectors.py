@@ -30,8 +30,10 @@ from towerlab.prompts.word_blocks import spread_words, word_blocks
 from twotowers.errors import NotTestable
 from twotowers.settings import read_label_pairs
 
-ASKED, DEMONSTRATED = ("query", "asked_input"), ("key", "demonstrated_input")
-"""Vectors at the last position, and vectors at labels"""
+ASKED = ("query", "asked_input")
+"""Vectors at the last position"""
+DEMONSTRATED = ("key", "demonstrated_input")
+"""Vectors at labels"""
 
 
 class Contexts(NamedTuple):
@@ -63,28 +65,26 @@ def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
     label_pairs = design.arbitrary_label_pairs
     if not label_pairs:
         raise NotTestable("towers of words need labels that are no names of classes")
-    labels = {*"/".join([*read_label_pairs(("nonsense", "plain")), *label_pairs]).split("/")}
+    all_pairs = [*read_label_pairs(("nonsense", "plain")), *label_pairs]
+    labels = {label for pair in all_pairs for label in pair.split("/")}
     contexts = []
     for i, pair in enumerate(design.class_pairs[:n_pairs]):
-        pools = {
-            cls: [text for text in design.texts[cls] if text not in labels]
-            for cls in pair.split("/")
-        }
-        n = min(n_words, *map(len, pools.values()))
+        pools = {}
+        for cls in pair.split("/"):
+            pools[cls] = [text for text in design.texts[cls] if text not in labels]
+        sizes = map(len, pools.values())
+        n = min(n_words, *sizes)
         words = {cls: spread_words(pool, n) for cls, pool in pools.items()}
-        halves = [
-            design.encode(
-                word_blocks(
-                    pair,
-                    words,
-                    design.template,
-                    label_pairs[(2 * i + half) % len(label_pairs)],
-                    [design.settings.seed, i, half],
-                )
-            )
-            for half in range(2)
-        ]
-        contexts.append(Contexts(pair, tuple(chain(*words.values())), (halves[0], halves[1])))
+        halves = []
+        for half in range(2):
+            number = 2 * i + half
+            label_pair = label_pairs[number % len(label_pairs)]
+            seed = [design.settings.seed, i, half]
+            prompts = word_blocks(pair, words, design.template, label_pair, seed)
+            halves.append(design.encode(prompts))
+        first, second = halves
+        all_words = tuple(chain(*words.values()))
+        contexts.append(Contexts(pair, all_words, (first, second)))
     return contexts
 
 
@@ -107,18 +107,24 @@ def tower_vectors(model: Model, contexts: Sequence[Contexts]) -> xr.Dataset:
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ASKED, *DEMONSTRATED)}
     for one in contexts:
-        number, halves = {word: i for i, word in enumerate(one.words)}, []
+        number = {word: i for i, word in enumerate(one.words)}
+        halves: dict[str, list[np.ndarray]] = {name: [] for name in parts}
         for encoded in one.halves:
-            arrays = in_memory(partial(_vectors, model, encoded), MAX_TOKENS)
+            compute = partial(_vectors, model, encoded)
+            arrays = in_memory(compute, MAX_TOKENS)
             asked = [number[e.prompt.query] for e in encoded]
             shown = [[number[d.text] for d in e.prompt.demonstrations] for e in encoded]
-            places = dict.fromkeys(ASKED, asked) | dict.fromkeys(DEMONSTRATED, shown)
-            halves.append({name: means_at(array, places[name]) for name, array in arrays.items()})
-        for name, of in parts.items():
-            of.append(np.stack([half[name] for half in halves], 1).reshape(len(number), -1))
-    return xr.Dataset(
-        {name: (("prompt", f"{name}_number"), np.concatenate(of)) for name, of in parts.items()}
-    )
+            for name, array in arrays.items():
+                places = asked if name in ASKED else shown
+                means = means_at(array, places)
+                halves[name].append(means)
+        for name, of_halves in halves.items():
+            together = np.stack(of_halves, 1)
+            parts[name].append(together.reshape(len(number), -1))
+    data = xr.Dataset()
+    for name, rows in parts.items():
+        data[name] = ("prompt", f"{name}_number"), np.concatenate(rows)
+    return data
 
 
 @torch.inference_mode()
@@ -127,9 +133,8 @@ def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.nd
     streams = stream_inputs(model, encoded, max_tokens)
     parts: dict[str, list[np.ndarray]] = {}
     for layer in range(model.n_layers):
-        last, labels = (
-            model.normed(layer, "attention", x[..., layer, :].to(model.device)) for x in streams
-        )
+        inputs = [x[..., layer, :].to(model.device) for x in streams]
+        last, labels = (model.normed(layer, "attention", x) for x in inputs)
         of_layer = {
             "query": query_key.queries(model, layer, last),
             "key": query_key.keys(model, layer, labels),
@@ -137,8 +142,11 @@ def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.nd
             "demonstrated_input": labels,
         }
         for name, vectors in of_layer.items():
-            parts.setdefault(name, []).append(widen(vectors).cpu().numpy())
-    return {name: np.stack(of, 2 if name in DEMONSTRATED else 1) for name, of in parts.items()}
+            values = widen(vectors).cpu().numpy()
+            parts.setdefault(name, []).append(values)
+    return {
+        name: np.stack(layers, 2 if name in DEMONSTRATED else 1) for name, layers in parts.items()
+    }
 
 
 def means_at(values: np.ndarray, places: Any) -> np.ndarray:
@@ -153,10 +161,13 @@ def means_at(values: np.ndarray, places: Any) -> np.ndarray:
         places: Place of each row (*rows).
     """
     places = np.asarray(places)
-    is_there = (places.ravel() == np.arange(places.max() + 1)[:, None]).astype(float)
+    numbers = np.arange(places.max() + 1)
+    is_there = (places.ravel() == numbers[:, None]).astype(float)
     rows = values.reshape(places.size, -1).astype(float)
-    sums = is_there @ rows / is_there.sum(1, keepdims=True)
-    return sums.reshape(-1, *values.shape[places.ndim :])
+    n_there = is_there.sum(1, keepdims=True)
+    means = is_there @ rows / n_there
+    rest = values.shape[places.ndim :]
+    return means.reshape(-1, *rest)
 
 
 def vectors_of(model: Model, vectors: xr.Dataset, layer: int) -> list[Tensor]:
@@ -177,14 +188,13 @@ def vectors_of(model: Model, vectors: xr.Dataset, layer: int) -> list[Tensor]:
         "asked_input": (-1,),
         "demonstrated_input": (-1,),
     }
-    return [
-        torch.from_numpy(
-            vectors[name].values.reshape(len(vectors[name]), 2, model.n_layers, *shape)[:, :, layer]
-        )
-        .double()
-        .transpose(0, 1)
-        for name, shape in shapes.items()
-    ]
+    found = []
+    for name, shape in shapes.items():
+        rows = vectors[name].values
+        of_layers = rows.reshape(len(rows), 2, model.n_layers, *shape)
+        of_layer = torch.from_numpy(of_layers[:, :, layer]).double()
+        found.append(of_layer.transpose(0, 1))
+    return found
 
 
 def places_of_words(contexts: Sequence[Contexts]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -194,5 +204,8 @@ def places_of_words(contexts: Sequence[Contexts]) -> tuple[list[np.ndarray], lis
         contexts: Prompts of some class pairs, in the order of the words.
     """
     sizes = [len(one.words) for one in contexts]
-    pairs = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return pairs, [half for pair in pairs for half in np.split(pair, 2)]
+    numbers = np.arange(sum(sizes))
+    ends = np.cumsum(sizes)
+    pairs = np.split(numbers, ends[:-1])
+    classes = [half for pair in pairs for half in np.split(pair, 2)]
+    return pairs, classes
