@@ -87,7 +87,8 @@ def single_head_effects(
           attention of all heads swapped together, at the positions of POSITIONS. Each head has the
           weights of the plain run, swapped; values come from the current run.
     """
-    z, donors = plain_z(model, encoded), donors_of(encoded)
+    z = plain_z(model, encoded)
+    donors = donors_of(encoded)
     all_heads = list(np.ndindex(model.n_layers, model.n_heads))
 
     def run(index: list[int], batch: Prompts) -> Tensors:
@@ -102,24 +103,28 @@ def single_head_effects(
         # The first version is the plain run.
         edits = [UNCHANGED, *(set_attention([head], weights) for head in all_heads)]
         for contrast in contrasts[1:]:
-            donated = dict(enumerate(z[donors[contrast]][index].unbind(1)))
+            of_donors = z[donors[contrast]][index]
+            donated = dict(enumerate(of_donors.unbind(1)))
             edits += [patch_z([head], donated) for head in all_heads]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = logit_differences(model, final, batch)
         # The change by each head in the final stream, with all else as in the plain run.
         messages = torch.stack([message(last, edit, edit.first_layer)[:, 0] for edit in edits])
-        direct = logit_differences(model, last.capture.resid_final + messages, batch)
+        final = last.capture.resid_final + messages
+        direct = logit_differences(model, final, batch)
         shape = len(contrasts), model.n_layers, model.n_heads
         swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
         all_swapped = answers_of(batch, *answers(model, batch, swapped))
 
-        partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        both = zip(batch, partners, strict=True)
-        others = [other if other.places == e.places else e for e, other in both]
-        exchanged = _attention_differences(last, LastPosition(model, others), places)
-        exchanged[[e is other for e, other in zip(batch, others, strict=True)]] = torch.nan
         unchanged = _attention_differences(last, last, places)
+        partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
+        both = list(zip(batch, partners, strict=True))
+        has_partner = [e.places == partner.places for e, partner in both]
+        # A prompt without a partner is its own, and its result is left out.
+        others = [partner if e.places == partner.places else e for e, partner in both]
+        exchanged = _attention_differences(last, LastPosition(model, others), places)
+        exchanged[~torch.tensor(has_partner)] = torch.nan
         return {
             "logit_difference": differences[0],
             "effect": _effects(differences, shape),
@@ -155,7 +160,8 @@ def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Da
         with the last position's own key and value), only by MLPs, or by all of them: see
         `model.routes`.
     """
-    z = plain_z(model, encoded)[donors_of(encoded)[CONTRASTS[1]]]
+    donors = donors_of(encoded)[CONTRASTS[1]]
+    z = plain_z(model, encoded)[donors]
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch)
@@ -186,8 +192,10 @@ def _attention_differences(
     """Return the attention differences of the last position with the queries of another run."""
     layers = []
     for layer, state in last.plain.items():
-        weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
-        layers.append(attention_difference(weights, places)[..., 0].double().cpu())
+        query = other.plain[layer].attention.query
+        weights = state.attention._replace(query=query).weights()
+        differences = attention_difference(weights, places)[..., 0]
+        layers.append(differences.double().cpu())
     return torch.stack(layers, 1)
 
 
@@ -195,7 +203,9 @@ def _effects(
     differences: Float[Tensor, "version batch"], shape: tuple[int, ...]
 ) -> Float[Tensor, "batch ..."]:
     """Return the decrease of the logit difference by each version, compared with the first."""
-    return (differences[0] - differences[1:]).T.unflatten(1, shape)
+    plain = differences[0]
+    effects = plain - differences[1:]
+    return effects.T.unflatten(1, shape)
 
 
 def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
@@ -203,8 +213,10 @@ def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     position = torch.arange(len(batch[0].ids))
     start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]
     from_query = position >= start
-    is_last, everywhere = position == batch[0].last, position >= 0
-    masks = is_last, from_query & (position < stop), from_query, everywhere
+    in_query = from_query & (position < stop)
+    is_last = position == batch[0].last
+    everywhere = position >= 0
+    masks = is_last, in_query, from_query, everywhere
     return torch.stack(torch.broadcast_tensors(*masks))
 
 
@@ -220,11 +232,15 @@ def recipe_head_effects(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    words, encoded = pipeline.settings.suite == "words", pipeline.design.intervention()
-    contrasts = CONTRASTS if words else CONTRASTS[:1]
-    alone = pipeline.make("head_effects", Recipe(single_head_effects, encoded, (contrasts,)))
-    senders = head_selection.by_effect(alone, SENDERS) if words else []
-    return alone.assign(pipeline.make("head_effects", Recipe(path_effects, encoded, (senders,))))
+    is_words = pipeline.settings.suite == "words"
+    encoded = pipeline.design.intervention()
+    contrasts = CONTRASTS if is_words else CONTRASTS[:1]
+    recipe = Recipe(single_head_effects, encoded, (contrasts,))
+    alone = pipeline.make("head_effects", recipe)
+    senders = head_selection.by_effect(alone, SENDERS) if is_words else []
+    recipe = Recipe(path_effects, encoded, (senders,))
+    by_route = pipeline.make("head_effects", recipe)
+    return alone.assign(by_route)
 
 
 RECIPES = {"head_effects": recipe_head_effects}

@@ -73,23 +73,31 @@ def remedied(
 
     def run(_, batch: Prompts) -> Tensors:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
-        plain, replaced = last.capture, [dict[Head, Tensor]() for _ in sets]
-        if minority(batch[0].prompt)[0]:
+        plain = last.capture
+        replaced = [dict[Head, Tensor]() for _ in sets]
+        label, _ = minority(batch[0].prompt)
+        if label:
             shortcuts = [_minority_shortcut(plain, model, heads) for heads in heads_of_sets]
-            answered = last.answers_of(plain.resid_final + A_C * torch.stack(shortcuts))
+            final = plain.resid_final + A_C * torch.stack(shortcuts)
+            answered = last.answers_of(final)
         else:
             pairs = zip(heads_of_sets, replaced, strict=True)
-            answered = last.answers([_recency_shortcut(model, *pair, plain) for pair in pairs])
-        both = (
-            torch.stack([before.expand_as(after), after])
-            for before, after in zip(last.plain_answer(), answered, strict=True)
-        )
-        weights, weights_after = [], ChainMap(*replaced)  # the first set that has a head
+            edits = [_recency_shortcut(model, *pair, plain) for pair in pairs]
+            answered = last.answers(edits)
+        both = []
+        for before, after in zip(last.plain_answer(), answered, strict=True):
+            before = before.expand_as(after)
+            both.append(torch.stack([before, after]))
+        weights = []
+        weights_after = ChainMap(*replaced)  # the first set that has a head
         for head in selected:
             before = plain.weights[head.layer][:, head.head]
-            weights.append(torch.stack([before, weights_after.get(head, before).to(before)]))
-        on_true = torch.stack(weights, 1) * (places_of(batch) > 0).to(weights[0])
-        return answers_of(batch, *both) | {"attention_true": on_true.sum(-1).float().movedim(-1, 0)}
+            after = weights_after.get(head, before)
+            weights.append(torch.stack([before, after.to(before)]))
+        is_true = places_of(batch) > 0
+        on_true = torch.stack(weights, 1) * is_true.to(weights[0])
+        attention_true = on_true.sum(-1).float().movedim(-1, 0)
+        return answers_of(batch, *both) | {"attention_true": attention_true}
 
     read = partial(read_batches, "remedies", max_tokens=2048, run=run)
     arrays: dict[str, Any] = in_changes(model, encoded, changes, read)
@@ -140,8 +148,9 @@ def _minority_shortcut(
     for e in capture.prompts:
         label, a_v = minority(e.prompt)
         factors.append([a_v * (d.label == label) for d in e.prompt.demonstrations])
-    weights = label_attention(capture)
-    weights *= torch.tensor(factors).to(weights)[:, None, None]
+    attention = label_attention(capture)
+    by_label = torch.tensor(factors).to(attention)[:, None, None]
+    weights = attention * by_label
     total = torch.zeros_like(capture.resid_final)
     for layer, head in heads:
         values = label_values(capture, model, layer)[:, head]
@@ -174,21 +183,24 @@ def _recency_shortcut(
     def compute_z(
         layer: int, in_layer: list[int], state: LayerState
     ) -> Float[Tensor, "batch head 1 d_head"]:
-        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
+        before = capture.stream_inputs[layer][:, :-1].to(state.x)
+        x = torch.cat([before, state.x], 1)
         inputs = model.normed(layer, "attention", x)
         if part is not None:
             norm = model.norm(model.part(layer, "attention_norm"))
-            inputs = inputs - norm.normalise(part.to(x), norm.scale(x)).to(inputs.dtype)
-        query, key = (
-            query_key.rotated(
-                model, layer, read(model, layer, inputs).transpose(1, 2), torch.tensor(0)
-            )
-            for read in (query_key.queries, query_key.keys)
-        )
+            normed_part = norm.normalise(part.to(x), norm.scale(x))
+            inputs = inputs - normed_part.to(inputs.dtype)
+        start = torch.tensor(0)
+        query = query_key.queries(model, layer, inputs).transpose(1, 2)
+        query = query_key.rotated(model, layer, query, start)
+        key = query_key.keys(model, layer, inputs).transpose(1, 2)
+        key = query_key.rotated(model, layer, key, start)
         free = state.attention._replace(query=query, key=key, scaling=1.0).last()
+        free = free.select_heads(in_layer)
         original = state.attention.select_heads(in_layer)
-        weights = SHARE[0] * original.weights() + SHARE[1] * free.select_heads(in_layer).weights()
-        replaced.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
+        weights = SHARE[0] * original.weights() + SHARE[1] * free.weights()
+        for i, head in enumerate(in_layer):
+            replaced[Head(layer, head)] = weights[:, i, 0]
         return original.z(weights)
 
     return Edit(heads, compute_z)

@@ -62,8 +62,10 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     Returns:
         Heads, best first.
     """
-    mean = paper["increase"].isel(prompt=(paper["class_pair"] == name).values).mean("prompt")
-    return head_selection.top_heads(mean, 20 if mean.size >= 200 else 5, minimum=-np.inf)
+    is_of_set = paper["class_pair"] == name
+    mean = paper["increase"].isel(prompt=is_of_set.values).mean("prompt")
+    n_heads = 20 if mean.size >= 200 else 5
+    return head_selection.top_heads(mean, n_heads, minimum=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
@@ -80,16 +82,18 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
         One head for each of `heads`, or None if the model has no other head.
     """
     rng = np.random.default_rng([0, 45])
-    partners: list[Head | None] = []
-    free = {
-        layer: [head for i in range(n_heads) if (head := Head(layer, i)) not in heads]
-        for layer in range(n_layers)
-    }
-    if not any(free.values()):
+    free: dict[int, list[Head]] = {}
+    for layer, number in np.ndindex(n_layers, n_heads):
+        head = Head(layer, number)
+        if head not in heads:
+            free.setdefault(layer, []).append(head)
+    if not free:
         return [None] * len(heads)
+    partners: list[Head | None] = []
     for layer, _ in heads:
-        nearest = min(filter(free.get, free), key=lambda near: (abs(near - layer), near))
-        partners.append(free[nearest][rng.integers(len(free[nearest]))])
+        nearest = min(free, key=lambda near: (abs(near - layer), near))
+        pool = free[nearest]
+        partners.append(pool[rng.integers(len(pool))])
     return partners
 
 
@@ -103,8 +107,10 @@ def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
     Returns:
         All heads of the model.
     """
-    all_heads = map(Head._make, np.ndindex(paper.sizes["layer"], paper.sizes["head"]))
-    return list(dict.fromkeys([*in_context_heads(paper, name), *all_heads]))
+    indices = np.ndindex(paper.sizes["layer"], paper.sizes["head"])
+    all_heads = [Head(layer, head) for layer, head in indices]
+    first = in_context_heads(paper, name)
+    return list(dict.fromkeys([*first, *all_heads]))
 
 
 def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
@@ -135,9 +141,12 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
     # They lose their coordinates `layer` and `head`, which are dimensions of the increases.
     reads = observations("paper", encoded, arrays, selected_head=head_names(selected))
     names = np.array([[str(head or "") for head in heads] for heads in lists])
-    of_sets = {"in_context_head": names[: len(sets)], "random_head": names[len(sets) :]}
-    data = data.assign(sums).assign(reads).assign(with_dims("paper", of_sets))
-    return data.assign_coords(word_set=sets, rank=range(1, names.shape[1] + 1))
+    n_sets = len(sets)
+    of_sets = {"in_context_head": names[:n_sets], "random_head": names[n_sets:]}
+    data = data.assign(sums).assign(reads)
+    data = data.assign(with_dims("paper", of_sets))
+    n_ranks = names.shape[1]
+    return data.assign_coords(word_set=sets, rank=range(1, n_ranks + 1))
 
 
 def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr.DataArray]:
@@ -152,11 +161,12 @@ def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr
         their first prompts.
     """
     sets = list(dict.fromkeys(data["class_pair"].values))
-    by_set = {f"mean_{name}": data[name].groupby("class_pair").mean("prompt") for name in names}
-    return {
-        name: means.rename(class_pair="word_set").sel(word_set=sets)
-        for name, means in by_set.items()
-    }
+    found = {}
+    for name in names:
+        means = data[name].groupby("class_pair").mean("prompt")
+        means = means.rename(class_pair="word_set")
+        found[f"mean_{name}"] = means.sel(word_set=sets)
+    return found
 
 
 def of_some_heads(data: xr.Dataset, heads: Sequence[Head]) -> xr.Dataset:
@@ -170,10 +180,10 @@ def of_some_heads(data: xr.Dataset, heads: Sequence[Head]) -> xr.Dataset:
         The dataset with SUMS (..., selected_head).
     """
     # Their layers and numbers are left out, since means of all heads have these dimensions.
-    of_heads = {
-        name: head_selection.select_heads(data[name], heads).drop_vars(("layer", "head"))
-        for name in SUMS
-    }
+    of_heads = {}
+    for name in SUMS:
+        selected = head_selection.select_heads(data[name], heads)
+        of_heads[name] = selected.drop_vars(("layer", "head"))
     return data.drop_dims(("layer", "head")).assign(of_heads)
 
 
@@ -225,11 +235,13 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
     Raises:
         NotTestable: If the model cannot read the prompt.
     """
-    suite, design = pipeline.settings.suite, pipeline.design
+    suite = pipeline.settings.suite
+    design = pipeline.design
     encoded = _encoded(design, [CASE]) if suite == "words" else encoded_sets(design)
     preferred = [e for e in encoded if e.prompt.dataset == CASE_OF[suite]]
-    example = (preferred or encoded)[0]
-    return pipeline.model, example, listed_first(pipeline.measured("paper"), example.prompt.dataset)
+    example, *_ = preferred or encoded
+    heads = listed_first(pipeline.measured("paper"), example.prompt.dataset)
+    return pipeline.model, example, heads
 
 
 def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -239,8 +251,9 @@ def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:
     """
     errors = []
     for separator in SEPARATORS.values():
+        separated = [replace(prompt, separator=separator) for prompt in prompts]
         try:
-            return design.encode([replace(prompt, separator=separator) for prompt in prompts])
+            return design.encode(separated)
         except TwoTowersError as error:
             errors.append(str(error))
     # We may not show these sentences.
@@ -260,7 +273,9 @@ def n_changed(design: Design) -> int:
         Number of prompts.
     """
     n = design.n_prompts
-    return n if design.settings.suite == "words" else max(FEW_SENTENCES, n // 4)
+    if design.settings.suite == "words":
+        return n
+    return max(FEW_SENTENCES, n // 4)
 
 
 def answers_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
@@ -291,11 +306,13 @@ def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
         The measurement.
     """
     design = pipeline.design
-    encoded = encoded_sets(design, WORD_SETS if design.n_prompts > QUICK_PROMPTS else LISTED_SETS)
+    is_preview = design.n_prompts <= QUICK_PROMPTS
+    encoded = encoded_sets(design, LISTED_SETS if is_preview else WORD_SETS)
     data = pipeline.make("paper", Recipe(increases, encoded))
     data = with_label_reads(pipeline.model, encoded, data)
-    is_changed = (data["block"] < n_changed(design)).values
-    return data.assign(means_of_sets(data.isel(prompt=is_changed)))
+    is_changed = data["block"] < n_changed(design)
+    changed = data.isel(prompt=is_changed.values)
+    return data.assign(means_of_sets(changed))
 
 
 def recipe_paper_balance(pipeline: Pipeline) -> Recipe:
@@ -324,7 +341,8 @@ def recipe_paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
     """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
     data = _attention(pipeline, "paper_exchanges", sets, COUNTERBALANCED)
-    return _of_listed_heads(pipeline, data).assign(means_of_sets(data))
+    means = means_of_sets(data)
+    return _of_listed_heads(pipeline, data).assign(means)
 
 
 def recipe_paper_queries(pipeline: Pipeline) -> xr.Dataset:
@@ -338,7 +356,8 @@ def recipe_paper_queries(pipeline: Pipeline) -> xr.Dataset:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("it needs words of the other class, which only the word sets have")
-    return _of_listed_heads(pipeline, _attention(pipeline, "paper_queries", WORD_SETS, ASKED))
+    data = _attention(pipeline, "paper_queries", WORD_SETS, ASKED)
+    return _of_listed_heads(pipeline, data)
 
 
 def recipe_paper_changes(pipeline: Pipeline) -> xr.Dataset:
@@ -361,7 +380,8 @@ def recipe_paper_changes(pipeline: Pipeline) -> xr.Dataset:
 
 def _prompts_to_change(design: Design, sets: Sequence[str]) -> list[Encoded]:
     """Return the prompts of some sets that are changed, or those of all sets of sentences."""
-    return [e for e in encoded_sets(design, sets) if e.prompt.block < n_changed(design)]
+    n = n_changed(design)
+    return [e for e in encoded_sets(design, sets) if e.prompt.block < n]
 
 
 def _attention(
@@ -370,13 +390,15 @@ def _attention(
     """Return attention and answers in some changes of the prompts of some sets, for all heads."""
     encoded = _prompts_to_change(pipeline.design, sets)
     recipe = Recipe(attention_in, encoded, (changes_named(changes),))
-    return pipeline.make(measurement, recipe).rename(condition="change")
+    data = pipeline.make(measurement, recipe)
+    return data.rename(condition="change")
 
 
 def _of_listed_heads(pipeline: Pipeline, data: xr.Dataset) -> xr.Dataset:
     """Return attention and answers with the prompts' sums of the heads that `paper` lists."""
     names = pipeline.measured("paper")["selected_head"].values.tolist()
-    return of_some_heads(data, [*map(Head.parse, names)])
+    heads = [Head.parse(name) for name in names]
+    return of_some_heads(data, heads)
 
 
 RECIPES = {

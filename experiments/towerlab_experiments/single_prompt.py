@@ -36,10 +36,12 @@ from towerlab_experiments.label_reads import top_tokens
 from towerlab_experiments.paper import case_of, encoded_sets, listed_first
 
 WEIGHTS = np.linspace(0, 1, 21)
-NEURONS, CANDIDATES = 20, 200
-SWEPT, PROMPTS = 3, 20
-"""Number of heads whose attention is varied, and number of prompts on which attention is compared
-with increase"""
+NEURONS = 20
+CANDIDATES = 200
+SWEPT = 3
+"""Number of heads whose attention is varied"""
+PROMPTS = 20
+"""Number of prompts on which attention is compared with increase"""
 ROWS = 64  # number of vectors projected at a time
 
 
@@ -64,7 +66,8 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
           other weight from 0 to 1, in the first three heads (v1 figure 7; nats).
         - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
-    swept, weights = heads[:SWEPT], torch.tensor(WEIGHTS)[:, None, None]
+    swept = heads[:SWEPT]
+    weights = torch.tensor(WEIGHTS)[:, None, None]
 
     def read(capture: Capture) -> Tensors:
         increase = _label_increase(model, capture, swept, weights)
@@ -77,7 +80,10 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
     words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
     of_labels = label_increases(model, [encoded], heads)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
-    return increases(model, [encoded]).assign(words).assign(of_labels).assign(data)
+    result = increases(model, [encoded])
+    for part in (words, of_labels, data):
+        result = result.assign(part)
+    return result
 
 
 def _label_increase(
@@ -87,15 +93,16 @@ def _label_increase(
     weights: Float[Tensor, "*rows #selected_head #demonstration"],
 ) -> Float[Tensor, "*rows selected_head demonstration"]:
     """Return the increase (nats) by the value of each label of one prompt, with some weights."""
-    outputs = torch.stack(
-        [
-            label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
-            for layer, head in heads
-        ]
-    )
+    of_heads = []
+    for layer, head in heads:
+        values = label_values(capture, model, layer)[0, head]
+        of_heads.append(values @ model.output_weight(layer)[head])
+    outputs = torch.stack(of_heads)
     # `starts` has the shape (selected_head, 1, d_model).
-    starts = capture.resid_pre[[layer for layer, _ in heads]]
-    return _increases_with(model, capture, starts, weights.to(outputs)[..., None] * outputs)
+    layers = [layer for layer, _ in heads]
+    starts = capture.resid_pre[layers]
+    weighted = weights.to(outputs)[..., None] * outputs
+    return _increases_with(model, capture, starts, weighted)
 
 
 def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
@@ -115,7 +122,8 @@ def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
-        attention = label_attention(capture)[0, layers, numbers]
+        attention = label_attention(capture)
+        attention = attention[0, layers, numbers]
         increase = _label_increase(model, capture, heads, attention)
         return {"attention": attention[None], "label_increase": increase[None]}
 
@@ -134,10 +142,10 @@ def _increases_with(
     scale = model.unembedding.norm.scale(capture.resid_final)
 
     def log_prob(states: Tensor) -> Tensor:
-        parts = [
-            unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[:, capture.true_ids]
-            for rows in states.flatten(0, -2).split(ROWS)
-        ]
+        parts = []
+        for rows in states.flatten(0, -2).split(ROWS):
+            log_probs = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)
+            parts.append(log_probs[:, capture.true_ids])
         return torch.cat(parts).view(states.shape[:-1])
 
     return log_prob(starts + vectors) - log_prob(starts)
@@ -177,21 +185,22 @@ def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
 
     def read(capture: Capture) -> Tensors:
         of_positions = subvalues(model, capture)
-        vectors, starts = of_positions.sum(2), capture.resid_pre[:, :1]
+        vectors = of_positions.sum(2)
+        starts = capture.resid_pre[:, :1]
         others = starts + vectors.sum(1, keepdim=True) - vectors
+        of_heads = of_positions[layers, numbers]
         neurons = _neurons(model, capture)
-        places = zip(neurons["neuron_layer"], neurons["neuron_number"], strict=True)
+        to_neurons = []
+        for layer, number in zip(neurons["neuron_layer"], neurons["neuron_number"], strict=True):
+            inputs = from_heads(model, capture, vectors, int(layer), int(number))
+            to_neurons.append(inputs)
         arrays = {
             **_sum_of_parts(model, capture, vectors),
             **neurons,
             "increase": _increases_with(model, capture, starts, vectors),
             "increase_last": _increases_with(model, capture, others, vectors),
-            "position_increase": _increases_with(
-                model, capture, starts[layers], of_positions[layers, numbers]
-            ),
-            "head_to_neuron": torch.stack(
-                [from_heads(model, capture, vectors, *map(int, place)) for place in places]
-            ),
+            "position_increase": _increases_with(model, capture, starts[layers], of_heads),
+            "head_to_neuron": torch.stack(to_neurons),
         }
         return {name: array[None] for name, array in arrays.items()}
 
@@ -213,29 +222,39 @@ def subvalues(model: Model, capture: Capture) -> Float[Tensor, "layer head posit
     for layer, weights in enumerate(capture.weights[:, 0]):
         values = model.for_query_heads(capture.values[layer, 0])
         weighted = weights.to(values)[..., None] * values
-        vectors.append(weighted @ model.output_weight(layer).to(values))
+        output_weight = model.output_weight(layer).to(values)
+        vectors.append(weighted @ output_weight)
     return torch.stack(vectors)
 
 
 def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> Tensors:
     """Return `sum_error` and `n_parts`; vectors of heads are sums over positions."""
-    total, n_parts = widen(capture.resid_pre[0, 0]).clone(), 1
+    total = widen(capture.resid_pre[0, 0]).clone()
+    n_parts = 1
     n_positions = len(capture.prompts[0].ids)
     for layer, neurons in enumerate(capture.neurons[:, 0]):
-        both = (model.output_bias(layer, block) for block in ("attention", "ffn"))
-        biases = [bias for bias in both if bias is not None]
-        for part in (vectors[layer].sum(0), neurons @ model.ffn_weight(layer).to(neurons), *biases):
+        of_heads = vectors[layer].sum(0)
+        of_neurons = neurons @ model.ffn_weight(layer).to(neurons)
+        parts = [of_heads, of_neurons]
+        n_parts += model.n_heads * n_positions + len(neurons)
+        for block in ("attention", "ffn"):
+            bias = model.output_bias(layer, block)
+            if bias is not None:
+                parts.append(bias)
+                n_parts += 1
+        for part in parts:
             total += widen(part.to(total.device))
-        n_parts += model.n_heads * n_positions + len(neurons) + len(biases)
     final = widen(capture.resid_final[0])
-    error = (total - final).abs().max() / final.abs().max()
-    return {"sum_error": error, "n_parts": torch.tensor(n_parts)}
+    error = (total - final).abs().max()
+    return {"sum_error": error / final.abs().max(), "n_parts": torch.tensor(n_parts)}
 
 
 def _neurons(model: Model, capture: Capture) -> Tensors:
     """Return the variables of `decomposition` about neurons, over (neuron,) or (candidate,)."""
-    unembedding, word = model.unembedding, capture.true_ids
-    strengths, states = capture.neurons[:, 0], capture.resid_mid[:, 0]
+    unembedding = model.unembedding
+    word = capture.true_ids
+    strengths = capture.neurons[:, 0]
+    states = capture.resid_mid[:, 0]
 
     def candidates(rows: Float[Tensor, "layer d_model"]) -> tuple[Tensor, ...]:
         """Return the CANDIDATES neurons whose output is largest along the row of its layer.
@@ -243,30 +262,33 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
         They are given as layer, number, increase, and rank of the word. The last value is the share
         of products above zero.
         """
-        products = torch.stack(
-            [
-                strength * (model.ffn_weight(layer).to(strength) @ rows[layer].to(strength))
-                for layer, strength in enumerate(strengths)
-            ]
-        )
-        largest = products.flatten().topk(min(CANDIDATES, products.numel())).values
+        of_layers = []
+        for layer, strength in enumerate(strengths):
+            along_row = model.ffn_weight(layer).to(strength) @ rows[layer].to(strength)
+            of_layers.append(strength * along_row)
+        products = torch.stack(of_layers)
+        n_candidates = min(CANDIDATES, products.numel())
+        largest, _ = products.flatten().topk(n_candidates)
         selected = products >= largest[-1]
-        vectors = torch.cat(
-            [
-                strength[neurons, None] * model.ffn_weight(layer)[neurons].to(strength)
-                for layer, (strength, neurons) in enumerate(zip(strengths, selected, strict=True))
-            ]
-        )
+        outputs = []
+        for layer, neurons in enumerate(selected):
+            strength = strengths[layer, neurons]
+            weight = model.ffn_weight(layer)[neurons].to(strength)
+            outputs.append(strength[:, None] * weight)
+        vectors = torch.cat(outputs)
         layers, numbers = selected.nonzero().T
         increase = _increases_with(model, capture, states[layers], vectors)
-        ranks = unembed.rank(vectors, word.expand(len(vectors), 1), unembedding)[:, 0]
-        return layers, numbers, increase.double(), ranks, (products > 0).double().mean()
+        words = word.expand(len(vectors), 1)
+        ranks = unembed.rank(vectors, words, unembedding)[:, 0]
+        raising = (products > 0).double().mean()
+        return layers, numbers, increase.double(), ranks, raising
 
     scale = unembedding.norm.scale(capture.resid_final)
     p = unembed.bs_values(states, unembedding, scale).softmax(-1)
     rows = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
     # The product with a vector is the slope of the log-probability along that vector.
-    layers, numbers, increase, ranks, raising = candidates(unembedding.norm.fold(rows) / scale)
+    slopes = unembedding.norm.fold(rows) / scale
+    layers, numbers, increase, ranks, raising = candidates(slopes)
     largest, best = increase.topk(min(NEURONS, len(increase)))
     # The product with the word's row is the word's logit, up to the scale of the final norm.
     word_row = unembedding.norm.fold(unembedding.weight[word])
@@ -295,11 +317,15 @@ def from_heads(
     """
     if model.architecture.ffn_norm:
         norm = model.norm(model.part(layer, "ffn_norm"))
-        vectors = norm.normalise(vectors, norm.scale(capture.resid_mid[layer, 0]))
-    subkey = model.subkeys(layer)[0][0, neuron].to(vectors.device)
-    out = widen(vectors) @ widen(subkey)
-    out[layer if model.parallel else layer + 1 :] = 0  # an FFN also reads its own layer's heads
-    return out
+        scale = norm.scale(capture.resid_mid[layer, 0])
+        vectors = norm.normalise(vectors, scale)
+    rows, _ = model.subkeys(layer)
+    subkey = rows[0, neuron].to(vectors.device)
+    inputs = widen(vectors) @ widen(subkey)
+    # An FFN that is not parallel also reads its own layer's heads.
+    first_later = layer if model.parallel else layer + 1
+    inputs[first_later:] = 0
+    return inputs
 
 
 def recipe_single_prompt(pipeline: Pipeline) -> xr.Dataset:

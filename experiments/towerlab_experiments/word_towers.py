@@ -54,7 +54,8 @@ from towerlab_experiments.word_vectors import (
     vectors_of,
 )
 
-CLASS_PAIRS, WORDS = 8, 20
+CLASS_PAIRS = 8
+WORDS = 20
 """Maximum numbers of class pairs, and of words of a class"""
 BLOCKS_PER_WORD = 5
 """Number of evaluation blocks for each word of a class, if there are fewer than WORDS times as
@@ -105,9 +106,11 @@ def similarities(
     for distance, times in distances.items():
         position = torch.tensor(distance, device=query.device)
         turned += times / total * query_key.rotated(model, layer, query, position)
-    unturned = query_key.rotated(model, layer, key, torch.tensor(0, device=key.device))
-    keys = unturned[:, :, [model.value_head(head) for head in range(model.n_heads)]].flip(0)
-    return torch.einsum("iwhd,ivhd->ihwv", turned, keys)
+    start = torch.tensor(0, device=key.device)
+    unturned = query_key.rotated(model, layer, key, start)
+    kv_heads = [model.value_head(head) for head in range(model.n_heads)]
+    keys = unturned[:, :, kv_heads]
+    return torch.einsum("iwhd,ivhd->ihwv", turned, keys.flip(0))
 
 
 def input_cosines(
@@ -119,11 +122,13 @@ def input_cosines(
         asked: Mean inputs of W_Q at the last position.
         demonstrated: Mean inputs of W_K at labels.
     """
-    first, second = (
-        torch.nn.functional.normalize(x - x.mean(1, keepdim=True), dim=-1)
-        for x in (asked, demonstrated.flip(0))
-    )
-    return first @ second.transpose(-1, -2)
+
+    def unit(x: Tensor) -> Tensor:
+        """Return the directions of vectors from their mean."""
+        centred_vectors = x - x.mean(1, keepdim=True)
+        return torch.nn.functional.normalize(centred_vectors, dim=-1)
+
+    return unit(asked) @ unit(demonstrated.flip(0)).transpose(-1, -2)
 
 
 def word_towers(
@@ -166,53 +171,58 @@ def word_towers(
     classes = [cls for one in contexts for cls in one.classes]
     words = np.array([word for one in contexts for word in one.words])
     of_pairs, of_classes = places_of_words(contexts)
-    distances = distances_of([e for one in contexts for half in one.halves for e in half])
-    kept = list(dict.fromkeys(head for heads in shown.values() for head in heads))
-    names = [str(head) for head in kept]
+    encoded = [e for one in contexts for half in one.halves for e in half]
+    distances = distances_of(encoded)
+    role_of: dict[Head, str] = {}
+    for role, heads in shown.items():
+        for head in heads:
+            role_of.setdefault(head, role)
+    kept = list(role_of)
     of_layers: dict[str, list[np.ndarray]] = {}
     similarity = np.empty((len(kept), len(words), len(words)))
     for layer in range(model.n_layers):
         query, key, asked, demonstrated = vectors_of(model, vectors, layer)
         ways = similarities(model, layer, query, key, distances).numpy()
         cosines = input_cosines(asked, demonstrated).numpy()
-        of_layer = _properties(ways, of_pairs, of_classes) | {
-            f"input_{name}": values
-            for name, values in _properties(cosines, of_pairs, of_classes).items()
-            if name in ("symmetry", "same_word_first", "class_auc")
-        }
+        of_layer = _properties(ways, of_pairs, of_classes)
+        of_inputs = _properties(cosines, of_pairs, of_classes)
+        for name in ("symmetry", "same_word_first", "class_auc"):
+            of_layer[f"input_{name}"] = of_inputs[name]
         for name, values in of_layer.items():
             of_layers.setdefault(name, []).append(values)
         for i, head in enumerate(kept):
             if head.layer == layer:
                 similarity[i] = ways[:, head.head].mean(0)
-    arrays: dict[str, Any] = {
-        name: (dims_of(name), np.stack(values)) for name, values in of_layers.items()
-    }
+    arrays: dict[str, Any] = {}
+    for name, values in of_layers.items():
+        arrays[name] = dims_of(name), np.stack(values)
     in_steps, step = steps(similarity, 1)
     arrays["similarity"] = ("selected_head", "asked", "demonstrated"), in_steps
     arrays["similarity_step"] = "selected_head", step
-    in_steps, step = steps(arrays["within_class"][1], 2)
+    _, within_class = arrays["within_class"]
+    in_steps, step = steps(within_class, 2)
     arrays["within_class"] = dims_of("within_class"), in_steps
     arrays["within_class_step"] = ("layer", "head"), step
     embeddings, tokens = word_embeddings(model, contexts)
     first, second = pairs_of_words(of_classes)
-    arrays["embedding_similarity"] = "word_pair", (embeddings[first] * embeddings[second]).sum(-1)
+    products = embeddings[first] * embeddings[second]
+    arrays["embedding_similarity"] = "word_pair", products.sum(-1)
     arrays["tokens"] = "asked", tokens
-    is_selected = [
-        [head in selected.get(one.pair, ()) for head in kept] for one in contexts for _ in range(2)
-    ]
+    class_pairs = [one.pair for one in contexts for _ in one.classes]
+    is_selected = [[head in selected.get(pair, ()) for head in kept] for pair in class_pairs]
     arrays["is_selected"] = ("word_class", "selected_head"), np.array(is_selected, np.int8)
     forms = random_form_aucs(model, contexts, vectors, selected)
     arrays["random_form_auc"] = ("random_form", "word_class"), forms
-    class_of = np.repeat(classes, [len(places) for places in of_classes])
-    roles = [next(role for role, heads in shown.items() if head in heads) for head in kept]
-    return xr.Dataset(with_dims("word_towers", arrays)).assign_coords(
+    sizes = [len(places) for places in of_classes]
+    class_of = np.repeat(classes, sizes)
+    data = xr.Dataset(with_dims("word_towers", arrays))
+    return data.assign_coords(
         layer=range(model.n_layers),
         head=range(model.n_heads),
         word_class=classes,
-        class_pair=("word_class", [one.pair for one in contexts for _ in range(2)]),
+        class_pair=("word_class", class_pairs),
         label_pair=("word_class", [SEVERAL] * len(classes)),
-        words_in_class=("word_class", [len(places) for places in of_classes]),
+        words_in_class=("word_class", sizes),
         asked=words,
         demonstrated=words,
         asked_class=("asked", class_of),
@@ -220,8 +230,8 @@ def word_towers(
         first_word=("word_pair", words[first]),
         second_word=("word_pair", words[second]),
         pair_class=("word_pair", class_of[first]),
-        selected_head=names,
-        role=("selected_head", roles),
+        selected_head=[str(head) for head in kept],
+        role=("selected_head", list(role_of.values())),
     )
 
 
@@ -241,9 +251,13 @@ def pairs_of_words(of_classes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nda
     Args:
         of_classes: Places of the words of each class.
     """
-    pairs = [places[np.array(np.triu_indices(len(places), 1))] for places in of_classes]
-    first, second = np.concatenate(pairs, 1)
-    return first, second
+    first = []
+    second = []
+    for places in of_classes:
+        rows, columns = np.triu_indices(len(places), 1)
+        first.append(places[rows])
+        second.append(places[columns])
+    return np.concatenate(first), np.concatenate(second)
 
 
 def _properties(
@@ -253,10 +267,13 @@ def _properties(
 
     All are over (..., word_class), and `within_class` over (..., word_pair).
     """
-    both, properties = ways.mean(0), {}
-    of_pair = [both[..., places[:, None], places] for places in of_pairs]
-    properties["class_effect"] = np.concatenate([*map(class_effects, of_pair)], -1)
-    properties["class_auc"] = np.concatenate([*map(class_auc, of_pair)], -1)
+    both = ways.mean(0)
+    effects = []
+    aucs = []
+    for places in of_pairs:
+        of_pair = both[..., places[:, None], places]
+        effects.append(class_effects(of_pair))
+        aucs.append(class_auc(of_pair))
     of_class: dict[str, list[Values]] = {}
     within = []
     for places in of_classes:
@@ -271,8 +288,12 @@ def _properties(
             ("same_word_first", same_word_first(of_ways.mean(0))),
         ):
             of_class.setdefault(name, []).append(values)
-        within.append(((mean_rest + turned) / 2)[..., *np.triu_indices(len(places), 1)])
-    properties |= {name: np.stack(values, -1) for name, values in of_class.items()}
+        symmetric = (mean_rest + turned) / 2
+        rows, columns = np.triu_indices(len(places), 1)
+        within.append(symmetric[..., rows, columns])
+    properties = {name: np.stack(values, -1) for name, values in of_class.items()}
+    properties["class_effect"] = np.concatenate(effects, -1)
+    properties["class_auc"] = np.concatenate(aucs, -1)
     properties["within_class"] = np.concatenate(within, -1)
     return properties
 
@@ -290,9 +311,11 @@ def steps(values: np.ndarray, n_kept: int) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Numbers of steps, and the size of a step (*kept).
     """
-    largest = abs(values).max(tuple(range(n_kept, values.ndim)), keepdims=True)
+    axes = tuple(range(n_kept, values.ndim))
+    largest = abs(values).max(axes, keepdims=True)
     step = np.where(largest > 0, largest, 1.0) / STEPS
-    return np.rint(values / step).astype(np.int8), step.reshape(values.shape[:n_kept])
+    in_steps = np.rint(values / step)
+    return in_steps.astype(np.int8), step.reshape(values.shape[:n_kept])
 
 
 def word_embeddings(model: Model, contexts: Sequence[Contexts]) -> tuple[np.ndarray, np.ndarray]:
@@ -306,13 +329,16 @@ def word_embeddings(model: Model, contexts: Sequence[Contexts]) -> tuple[np.ndar
         Embeddings of length 1 (word, d_model), and numbers of tokens (word).
     """
     weight = model.hf.get_input_embeddings().weight
-    embeddings, tokens = [], []
+    embeddings = []
+    tokens = []
     for one in contexts:
         asked = {e.prompt.query: e for e in one.halves[0]}
         for word in one.words:
             e = asked[word]
-            ids = torch.tensor(e.ids[slice(*e.query_span)], device=weight.device)
-            embeddings.append(weight[ids].double().mean(0).cpu())
+            start, stop = e.query_span
+            ids = torch.tensor(e.ids[start:stop], device=weight.device)
+            mean = weight[ids].double().mean(0)
+            embeddings.append(mean.cpu())
             tokens.append(len(ids))
     unit = torch.nn.functional.normalize(torch.stack(embeddings), dim=-1)
     return unit.numpy(), np.array(tokens, np.int8)
@@ -341,14 +367,17 @@ def random_form_aucs(
     """
     aucs = np.full((FORMS, len(contexts), 2), np.nan)
     forms = [random_subspace(model.d_model, model.d_head, i) for i in range(FORMS)]
-    for i, (one, places) in enumerate(zip(contexts, places_of_words(contexts)[0], strict=True)):
+    of_pairs, _ = places_of_words(contexts)
+    for i, (one, places) in enumerate(zip(contexts, of_pairs, strict=True)):
         of_heads = []
         for head in selected.get(one.pair, ()):
-            _, _, asked, demonstrated = vectors_of(model, vectors.isel(prompt=places), head.layer)
+            of_words = vectors.isel(prompt=places)
+            _, _, asked, demonstrated = vectors_of(model, of_words, head.layer)
             values = singular_values(model, head)
             of_forms = []
             for form in forms:
-                first, second = asked @ form, demonstrated.flip(0) @ form
+                first = asked @ form
+                second = demonstrated.flip(0) @ form
                 size = values[: form.shape[1]]
                 both = torch.einsum("iwk,k,ivk->wv", first, size, second)
                 of_forms.append(class_auc(both.numpy()))
@@ -366,8 +395,10 @@ def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d
         d: Number of columns, at most d_model.
         seed: Seed of the draw.
     """
-    normal = np.random.default_rng([0, 75, seed]).normal(size=(d_model, min(d, d_model)))
-    return torch.from_numpy(np.linalg.qr(normal)[0])
+    rng = np.random.default_rng([0, 75, seed])
+    normal = rng.normal(size=(d_model, min(d, d_model)))
+    basis, _ = np.linalg.qr(normal)
+    return torch.from_numpy(basis)
 
 
 def singular_values(model: Model, head: Head) -> Float[Tensor, "d_head"]:
@@ -377,12 +408,12 @@ def singular_values(model: Model, head: Head) -> Float[Tensor, "d_head"]:
         model: Any model.
         head: Head.
     """
-    query, key = (model.projection(head.layer, which)[0].double().cpu() for which in (0, 1))
+    query, _ = model.projection(head.layer, query_key.QUERY)
+    key, _ = model.projection(head.layer, query_key.KEY)
+    kv_head = model.value_head(head.head)
     # The triangles of both matrices have the same product of singular values.
-    first, second = (
-        torch.linalg.qr(weight.T)[1]
-        for weight in (query[head.head], key[model.value_head(head.head)])
-    )
+    _, first = torch.linalg.qr(query[head.head].double().cpu().T)
+    _, second = torch.linalg.qr(key[kv_head].double().cpu().T)
     return torch.linalg.svdvals(first @ second.T)
 
 
@@ -401,12 +432,11 @@ def cross_fit_heads(pipeline: Pipeline, pairs: Sequence[str]) -> dict[str, list[
     target = xr.DataArray(np.zeros(len(pairs)), dims="prompt", coords=coordinates)
     selected: dict[str, list[Head]] = {}
     for selecting, evaluating in head_selection.cross_fit_splits(selection, target):
-        heads = (
-            head_selection.head_sets(selecting, pipeline.settings.top_k)[BY_ATTENTION]
-            if selecting.sizes["prompt"]
-            else []
-        )
-        selected |= dict.fromkeys(evaluating["class_pair"].values.tolist(), heads)
+        heads = []
+        if selecting.sizes["prompt"]:
+            heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[BY_ATTENTION]
+        for pair in evaluating["class_pair"].values.tolist():
+            selected[pair] = heads
     return selected
 
 
@@ -419,10 +449,12 @@ def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> 
         taken: Heads to leave out.
     """
     on_labels = selection["attention"].sum("demonstration").mean("prompt")
-    preference = abs(head_selection.rankings(selection)["attention difference"])
-    none = on_labels.where(preference < head_selection.MIN_ATTENTION_DIFFERENCE, -1.0)
-    heads = head_selection.top_heads(none, k + len(taken))
-    return [head for head in heads if head not in taken][:k]
+    difference = head_selection.rankings(selection)["attention difference"]
+    has_none = abs(difference) < head_selection.MIN_ATTENTION_DIFFERENCE
+    ranking = on_labels.where(has_none, -1.0)
+    heads = head_selection.top_heads(ranking, k + len(taken))
+    others = [head for head in heads if head not in taken]
+    return others[:k]
 
 
 def n_words_of(design: Design) -> int:
@@ -463,7 +495,7 @@ def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     shown = {BY_ATTENTION: list(dict.fromkeys(chosen))}
     attending = without_preference(pipeline.measured("selection"), OTHERS, shown[BY_ATTENTION])
     shown["as much attention"] = attending
-    random = random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION][0]
+    (random,) = random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION]
     taken = {*shown[BY_ATTENTION], *attending}
     shown["other"] = [head for head in random if head not in taken]
     return word_towers(pipeline.model, contexts, vectors, shown, selected)
