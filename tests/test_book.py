@@ -2,8 +2,6 @@
 is missing or mistyped."""
 
 import json
-import pkgutil
-import re
 from types import SimpleNamespace
 
 import altair as alt
@@ -11,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from conftest import ROOT, refused
+from conftest import refused
 from twotowers import book, files, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
@@ -228,18 +226,3 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     monkeypatch.setattr(book.Chapter, "_open_pipeline", lambda self, suite: pipeline)
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8
-
-
-def test_every_name_of_the_api_page_exists():
-    directives = re.findall(
-        r"(?:automodule|autoclass):: (\S+)\n(?:   :members:(.*)\n)?",
-        (ROOT / "book/api.md").read_text(),
-    )
-    missing = [
-        f"{where}.{name}"
-        for where, names in directives
-        for name in filter(None, (part.strip() for part in names.split(",")))
-        if not hasattr(pkgutil.resolve_name(where), name)
-    ]
-    assert directives
-    assert missing == []

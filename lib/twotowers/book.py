@@ -44,6 +44,10 @@ from twotowers.tables import shown_name
 def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
     """Return the chapter of a notebook.
 
+        >>> chapter = open({"model": "smollm2-135m", "k": 4, "other": "no setting"})
+        >>> chapter.settings.k, chapter.settings.evaluation_blocks
+        (4, 50)
+
     Args:
         variables: Variables of the notebook, from its `globals()`.
         extra: Parameters that only this notebook has.
@@ -94,6 +98,14 @@ class Chapter(Measurements):
         observations: str = "prompts",
     ) -> None:
         """Judge one claim for every model, show its block, and keep its rows of evidence.
+
+            >>> chapter = open({"model": "smollm2-135m"})
+            >>> answers = chapter.measured("answers")
+            >>> is_right = {model: data["logit_difference"] > 0 for model, data in answers.items()}
+            >>> chapter.judge_claim("learned", is_right)
+            <IPython.core.display.HTML object>
+            >>> {row.verdict for row in chapter.rows if row.model == "smollm2-135m"}
+            {'holds'}
 
         Args:
             claim: Id of a line of data/claims.csv.
@@ -223,6 +235,11 @@ class Chapter(Measurements):
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
         """Show a chart or a table with its number and caption.
 
+            >>> table = pages.shown(pd.DataFrame({"head": ["18-6"], "attention": [0.25]}))
+            >>> open({"model": "smollm2-135m"}).figure("4.1", table, "Attention of one head.")
+            <IPython.core.display.HTML object>
+            <IPython.core.display.HTML object>
+
         Args:
             number: Number in the book, such as "4.1".
             shown: A chart, or a table of `pages.shown`.
@@ -257,6 +274,13 @@ class Chapter(Measurements):
 
         The statistic is judged by the rule of the result. It is also applied to random lists of
         heads and to resamples of the prompts (`paper_results.compare`).
+
+            >>> chapter = open({"model": "smollm2-135m"})
+            >>> found = Result(0.95, "19 of 20 heads")
+            >>> chapter.compare_with_paper("figure 6", "4.1", {"mine": found})
+            <IPython.core.display.HTML object>
+            >>> {row.verdict for row in chapter.rows if row.model == "mine"}
+            {'agrees'}
 
         Args:
             name: Name of the result in data/figures.csv, whose rule decides, such as "figure 6".

@@ -155,6 +155,9 @@ def _theme() -> alt.theme.ThemeConfig:
 def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """Return a colour scale over names, in which known names keep their colour in every figure.
 
+        >>> colour("label", ["true label", "false label"]).to_dict()["scale"]
+        {'domain': ['true label', 'false label'], 'range': ['#b8324c', '#e59aa8']}
+
     Args:
         field: Column of the names.
         names: Names in the order of the legend.
@@ -174,6 +177,10 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
     """Return tables, one below the other.
 
     Without tables, the result has the columns and no rows, and a chart of it is empty.
+
+        >>> tables = [pd.DataFrame({"model": [name], "heads": [5]}) for name in ("a", "b")]
+        >>> below(tables)["model"].tolist(), below([], "model", "heads").columns.tolist()
+        (['a', 'b'], ['model', 'heads'])
 
     Args:
         tables: Tables with the same columns.
@@ -195,6 +202,11 @@ def facets(
     """Draw one panel for each model, in the order of the table. Panels share their scales.
 
     If all panels do not fit one screen, those of one model are shown, with a chooser.
+
+        >>> table = pd.DataFrame({"model": ["a", "a", "b"], "layer": [0, 1, 0], "nats": [1, 2, 3]})
+        >>> chart = facets(alt.Chart().mark_bar().encode(x="layer:O", y="nats:Q"), table)
+        >>> chart.to_dict()["facet"]["sort"]
+        ['a', 'b']
 
     Args:
         chart: A chart without data.
@@ -322,6 +334,11 @@ def intervals(
     **panels: Any,
 ) -> alt.FacetChart:
     """Draw values with 95% intervals, one panel for each model.
+
+        >>> table = pd.DataFrame({"model": ["a"], "heads": ["all"], "value": [0.1]})
+        >>> chart = intervals(table.assign(low=0.0, high=0.2), "heads", title="attention")
+        >>> [layer["mark"]["type"] for layer in chart.to_dict()["spec"]["layer"]]
+        ['rule', 'point']
 
     Args:
         table: Columns model, `by`, value, low, high, and `group`.

@@ -388,6 +388,11 @@ def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.Dat
 def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
+        >>> values = xr.DataArray([[1, 2], [3, 4]], dims=("layer", "head"))
+        >>> of_heads = select_heads(values, [Head(1, 0), Head(0, 1)])
+        >>> of_heads["selected_head"].values.tolist(), of_heads.values.tolist()
+        (['1-0', '0-1'], [3, 2])
+
     Args:
         values: Over (..., layer, head).
         heads: Single heads.

@@ -30,6 +30,9 @@ class Head(NamedTuple):
     def parse(cls, text: str) -> Head:
         """Return the head of a name.
 
+            >>> Head.parse("22-0")
+            Head(layer=22, head=0)
+
         Args:
             text: Name such as "22-0".
 

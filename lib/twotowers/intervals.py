@@ -182,6 +182,11 @@ def mean(
     If the means of all clusters are equal, the bounds equal the mean. With fewer than MIN_EQUAL
     such clusters there are no bounds.
 
+        >>> pairs = {"class_pair": ("prompt", list("abc")), "label_pair": ("prompt", list("xxx"))}
+        >>> nats = xr.DataArray([1.0, 2.0, 3.0], dims="prompt", coords=pairs)
+        >>> f"{mean(nats):.1f}"
+        '2.0 [-0.5, 4.5]'
+
     Args:
         values: Over (prompt,).
         clusters: Names of one or two coordinates.
@@ -278,6 +283,11 @@ def table(
     **columns: Any,
 ) -> pd.DataFrame:
     """Return means with 95% intervals for every model and every combination of entries.
+
+        >>> pairs = {"class_pair": ("prompt", list("abc")), "label_pair": ("prompt", list("xxx"))}
+        >>> nats = xr.DataArray([1.0, 2.0, 3.0], dims="prompt", coords=pairs)
+        >>> table({"a model": nats}, unit="nats")[["model", "value", "n", "unit"]].values.tolist()
+        [['a model', 2.0, 3, 'nats']]
 
     Args:
         values: Arrays by model, over (prompt,) and the dimensions `by`.

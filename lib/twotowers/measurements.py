@@ -99,6 +99,11 @@ class Measurements:
         It is measured for the model of the settings if its file is missing. A model for which it
         has no meaning is left out, and its claims are not testable. `control` returns random sets.
 
+            >>> measurements = Measurements(Settings(model="smollm2-135m"))
+            >>> heads = measurements.measured("heads")["smollm2-135m"]
+            >>> dict(heads["attribution"].sizes)
+            {'prompt': 720, 'layer': 30, 'head': 9}
+
         Args:
             name: Measurement.
             suite: Another suite than the one of the settings, such as "sentences".
@@ -124,6 +129,11 @@ class Measurements:
 
     def control(self, name: str) -> dict[str, xr.Dataset]:
         """Return a measurement of random sets of every model, over (head_set, random_set, ...).
+
+            >>> measurements = Measurements(Settings(model="smollm2-135m"))
+            >>> random = measurements.control("ablations")["smollm2-135m"]
+            >>> dict(random["logit_difference"].sizes)
+            {'head_set': 1, 'random_set': 20, 'prompt': 184}
 
         Args:
             name: Measurement.

@@ -129,6 +129,10 @@ def _cell(row: Any, numbers: bool) -> str:
 def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
     """Return a table for a page, with escaped text and the shown names of models.
 
+        >>> styler = shown(pd.DataFrame({"model": ["smollm2-135m"], "nats": [-0.001]}), precision=2)
+        >>> styler.data.values.tolist()
+        [['SmolLM2-135M', 0.0]]
+
     Args:
         table: Numbers and texts.
         index: Whether the index of the table is shown.
@@ -209,6 +213,9 @@ def note(text: str) -> None:
     """Show a sentence made in a cell as plain text, without Markdown or tags.
 
     Models have the names that pages show, except in commands.
+
+        >>> note("smollm2-135m has 30 layers.")
+        <IPython.core.display.HTML object>
 
     Args:
         text: The sentence.

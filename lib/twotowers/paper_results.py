@@ -238,6 +238,12 @@ def _habits(is_right: xr.DataArray) -> tuple[float, float, str]:
 def by_label(measurement: xr.Dataset, name: str) -> xr.DataArray:
     """Return attention on true and on false labels as one array, over (label, ...).
 
+        >>> attention = ("prompt", [0.5, 0.75]), ("prompt", [0.25, 0.25])
+        >>> names = ATTENTION["attention"]
+        >>> both = by_label(xr.Dataset(dict(zip(names, attention, strict=True))), "attention")
+        >>> both.mean("prompt").to_series().to_dict()
+        {'true label': 0.625, 'false label': 0.25}
+
     Args:
         measurement: Measurement of the paper's prompts.
         name: Key of ATTENTION.

@@ -28,6 +28,9 @@ def _root() -> Path:
 def data_folder() -> Path:
     """Return the repository's data folder.
 
+        >>> (data_folder() / "words" / "pairs.csv").is_file()
+        True
+
     Raises:
         TwoTowersError: If the root has no data of the book.
     """

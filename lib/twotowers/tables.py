@@ -83,6 +83,9 @@ def read_text(path: Path) -> str:
 def read_csv(path: Path, dtype: type[str] | Mapping[str, type[str]] = NAMES) -> pd.DataFrame:
     """Return a CSV file as a table. Every CSV file of the project is read here.
 
+        >>> read_csv(data_folder() / "words" / "pairs.csv").loc[0].to_dict()
+        {'first': 'sentiment', 'second': 'number'}
+
     Args:
         path: Path of the file.
         dtype: `str` if all columns are text. By default numbers are numbers and `NAMES` are text.
