@@ -132,7 +132,7 @@ class Sample:
         """
 
         def variance(covariance: np.ndarray) -> float:
-            return direction @ covariance @ direction
+            return float(np.asarray(direction) @ covariance @ direction)
 
         usable = [codes for codes, n in zip(self.factors, self.n, strict=True) if n > 1]
         one_way = [self._one_way(codes) for codes in usable]

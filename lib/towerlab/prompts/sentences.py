@@ -111,7 +111,7 @@ def class_texts(suite: str) -> Mapping[str, list[str]]:
     if suite == "words":
         return blocks.class_words()
     if suite == "published":
-        texts = {}
+        texts: dict[str, list[str]] = {}
         for name in SETS:
             texts |= set_texts(name)
         return texts
