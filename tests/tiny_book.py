@@ -70,6 +70,7 @@ def make(home):
         "data/published.csv",
         "data/claims.csv",
         "data/figures.csv",
+        "data/solved.csv",
         "data/versions.csv",
         "data/variables.csv",
         "data/models/names.csv",

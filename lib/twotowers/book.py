@@ -30,6 +30,7 @@ from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
 from twotowers import claims, evidence, explore, files, intervals, pages, paper_results, strips
+from twotowers import figures as _figures  # noqa: F401  charts have its theme and renderer
 from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
