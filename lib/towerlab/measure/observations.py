@@ -157,7 +157,7 @@ def read_batches(
 
 
 def read_prompts(
-    what: str,
+    name: str,
     model: Model,
     encoded: Prompts,
     include: Collection[str],
@@ -170,7 +170,7 @@ def read_prompts(
     add anything up, and its random draws must not depend on the order.
 
     Args:
-        what: Name of the progress bar.
+        name: Name of the progress bar.
         model: Any model.
         encoded: Prompts.
         include: Further parts that a capture contains: see `capture`.
@@ -181,7 +181,7 @@ def read_prompts(
         Name -> (prompt, ...).
     """
     return read_batches(
-        what, encoded, max_tokens, lambda _, batch: read(capture(model, batch, include))
+        name, encoded, max_tokens, lambda _, batch: read(capture(model, batch, include))
     )
 
 
