@@ -31,7 +31,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
     model, tmp_path, small_batches
 ):
     encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
-    result = top_tokens(model, heads, encoded)
+    result = top_tokens(model, encoded, heads)
     slow = [Reference(model, e.ids) for e in encoded]
     runs = [
         model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded
@@ -92,7 +92,7 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     plain = tuple("the" if word == foo else word for word in LEXICON.texts)
     monkeypatch.setattr(module, "WORDS_PER_VECTOR", VOCABULARY)
     monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: Lexicon(LEXICON.texts, plain))
-    result = top_tokens(model, [Head(1, 0)], encoded)
+    result = top_tokens(model, encoded, [Head(1, 0)])
     assert (result["token"] == foo).any("rank").all()
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (

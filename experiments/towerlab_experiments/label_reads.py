@@ -233,7 +233,7 @@ def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
     return Recipe(query_key_vectors, encoded, (heads,))
 
 
-def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Dataset:
+def top_tokens(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
     """Compute the top words of the values, keys and queries of heads.
 
     The vectors are projected to the vocabulary. At label positions there are three, along the
@@ -256,8 +256,8 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Prompts) -> xr.Data
 
     Args:
         model: Any model.
-        heads: Heads to list.
         encoded: A few prompts, because all vectors of all demonstrations are kept.
+        heads: Heads to list.
 
     Returns:
         Dataset of `token` and `relation` (prompt, selected_head, vector, demonstration, mean,
@@ -419,7 +419,7 @@ def recipe_top_tokens(pipeline: Pipeline) -> xr.Dataset:
     best = [*sets["by attribution"][:3], *sets["by attention"][:2]]
     heads = list(dict.fromkeys(best))
     blocks = design.blocks(len(design.intervention_pairs), EVALUATION)
-    return top_tokens(pipeline.model, heads, design.encode(blocks))
+    return top_tokens(pipeline.model, design.encode(blocks), heads)
 
 
 RECIPES = {

@@ -77,7 +77,7 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
     data = observations(
         "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
     )
-    words = top_tokens(model, heads, [encoded]).sel(mean="kept", drop=True)
+    words = top_tokens(model, [encoded], heads).sel(mean="kept", drop=True)
     of_labels = label_increases(model, [encoded], heads)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
     result = increases(model, [encoded])
