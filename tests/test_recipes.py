@@ -170,14 +170,14 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
     What it makes is of the schema."""
     run = small(Noting)
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 8)
-    parts = run.made(name)
+    parts = run.computed(name)
     save(name, parts, run.path(name).with_name("saved"), {})
     files.load(run.path(name).with_name("saved"))  # which checks the schema
     assert set(row_of(name).needs) <= run.names <= set(versions(name)) - {name}
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
         return  # made in one go
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 10_000)
-    other = run.made(name)
+    other = run.computed(name)
     for array in map(str, parts.variables):
         a, b = parts[array].values, other[array].values
         if a.dtype.kind == "f":  # a part was rounded for its file

@@ -102,7 +102,7 @@ def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     more = _in_templates(pipeline, many)
     if not more:
         return templates
-    others = pipeline.make("demonstrations", Recipe(answers, more))
+    others = pipeline.run("demonstrations", Recipe(answers, more))
     others = others[["logit_difference"]]
     return joined([templates, others])
 

@@ -250,7 +250,7 @@ def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     for choice, of_choice in prompts.items():
         if len(of_choice) == most:  # known for all words
             recipe = Recipe(answers, design.encode(of_choice), stage=choice)
-            data = pipeline.make("chosen_demonstrations", recipe)
+            data = pipeline.run("chosen_demonstrations", recipe)
             data = data[["logit_difference"]].drop_vars(["text", "order"])
             data = data.expand_dims({"choice": [choice]})
             parts.append(data)

@@ -236,10 +236,10 @@ def recipe_head_effects(pipeline: Pipeline) -> xr.Dataset:
     encoded = pipeline.design.intervention()
     contrasts = CONTRASTS if is_words else CONTRASTS[:1]
     recipe = Recipe(single_head_effects, encoded, (contrasts,))
-    alone = pipeline.make("head_effects", recipe)
+    alone = pipeline.run("head_effects", recipe)
     senders = head_selection.by_effect(alone, SENDERS) if is_words else []
     recipe = Recipe(path_effects, encoded, (senders,))
-    by_route = pipeline.make("head_effects", recipe)
+    by_route = pipeline.run("head_effects", recipe)
     return alone.assign(by_route)
 
 

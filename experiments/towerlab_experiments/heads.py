@@ -227,7 +227,7 @@ def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     parts = []
     for norm in unembed.NORMS:
         recipe = Recipe(increases, encoded, (norm,), stage=norm)
-        data = pipeline.make("increase_by_norm", recipe)[["increase"]]
+        data = pipeline.run("increase_by_norm", recipe)[["increase"]]
         parts.append(data.expand_dims(norm=[norm]))
     return joined(parts, "norm")
 

@@ -308,7 +308,7 @@ def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
     design = pipeline.design
     is_preview = design.n_prompts <= QUICK_PROMPTS
     encoded = encoded_sets(design, LISTED_SETS if is_preview else WORD_SETS)
-    data = pipeline.make("paper", Recipe(increases, encoded))
+    data = pipeline.run("paper", Recipe(increases, encoded))
     data = with_label_reads(pipeline.model, encoded, data)
     is_changed = data["block"] < n_changed(design)
     changed = data.isel(prompt=is_changed.values)
@@ -390,7 +390,7 @@ def _attention(
     """Return attention and answers in some changes of the prompts of some sets, for all heads."""
     encoded = _prompts_to_change(pipeline.design, sets)
     recipe = Recipe(attention_in, encoded, (changes_named(changes),))
-    data = pipeline.make(measurement, recipe)
+    data = pipeline.run(measurement, recipe)
     return data.rename(condition="change")
 
 

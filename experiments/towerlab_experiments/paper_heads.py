@@ -203,7 +203,7 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
     selection = with_exchanged(pipeline, range(n))
     half = len(selection) // 2
     recipe = Recipe(increases, selection[half:])
-    bar = pipeline.make(name, recipe)["increase"]
+    bar = pipeline.run(name, recipe)["increase"]
     return foo.mean("prompt"), bar.mean("prompt")
 
 
@@ -225,7 +225,7 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     n_ablated = min(N_ALONE, n_selection(pipeline.design))
     ablated = with_exchanged(pipeline, range(n_ablated))
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    single = pipeline.make(name, Recipe(single_head_ablations, ablated, ("all", middle)))
+    single = pipeline.run(name, Recipe(single_head_ablations, ablated, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
     foo, bar = _mean_increases(pipeline, name)
     heads, foo_heads, bar_heads = twelve(foo, bar, lost)
@@ -233,8 +233,8 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = random_sets(pipeline, sets, DRAWS)
-    data = pipeline.make(name, Recipe(ablations, evaluated, (), sets, random))
-    followed = pipeline.make(name, Recipe(looked_at, evaluated, (heads,)))
+    data = pipeline.run(name, Recipe(ablations, evaluated, (), sets, random))
+    followed = pipeline.run(name, Recipe(looked_at, evaluated, (heads,)))
     data = data.assign(followed)
     return data.assign(
         log_prob_lost=lost,
@@ -260,7 +260,7 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     random = random_sets(pipeline, sets, DRAWS)
     evaluated = evaluation(pipeline, N_MITIGATION, 3)
     recipe = Recipe(remedied, evaluated, (REMEDIED,), sets, random)
-    data = pipeline.make("paper_remedies", recipe)
+    data = pipeline.run("paper_remedies", recipe)
     mean = data["attention_true"].mean("prompt")
     return data.assign(mean_attention_true=mean)
 
@@ -289,7 +289,7 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
         except NotTestable:  # too few other heads are left
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
-    data = pipeline.make("dose", recipe)
+    data = pipeline.run("dose", recipe)
     names = [head_names(heads) for heads in ranked.values()]
     return data.assign(
         ranked_head=(("ranking", "rank"), names),

@@ -291,7 +291,7 @@ def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.
     for i, (prompts, moved) in enumerate(splits):
         stage = f"{'; '.join(moved)} {i}"
         recipe = Recipe(tower_grid, prompts, (COEFFICIENTS,), moved, stage=stage)
-        parts.append(pipeline.make(measurement, recipe))
+        parts.append(pipeline.run(measurement, recipe))
     return joined(parts).sortby("block")
 
 

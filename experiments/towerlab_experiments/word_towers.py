@@ -489,7 +489,7 @@ def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
         raise NotTestable("no head attends more to labels of the query's class")
     contexts = contexts_of(design, CLASS_PAIRS, n_words_of(design))
     recipe = Recipe(tower_vectors, contexts, part=1)
-    vectors = pipeline.make("word_towers", recipe)
+    vectors = pipeline.run("word_towers", recipe)
     selected = cross_fit_heads(pipeline, [one.pair for one in contexts])
     chosen = [*by_attention, *(head for heads in selected.values() for head in heads)]
     shown = {BY_ATTENTION: list(dict.fromkeys(chosen))}

@@ -445,7 +445,7 @@ class Pipeline:
         needs = [self.measured(need) for need in catalogue.row_of(name).needs]
         missing = [need for need in needs if NOT_TESTABLE in need.attrs]
         start = time.monotonic()
-        data = missing[0] if missing else self.made(name)
+        data = missing[0] if missing else self.computed(name)
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # we may not pass on the sentences
             data = data.drop_vars(OPTIONAL, errors="ignore")
@@ -458,8 +458,8 @@ class Pipeline:
         say(f"{self.name}: {name} {result}")
         return files.load(path)
 
-    def made(self, name: str) -> xr.Dataset:
-        """Make a measurement again, without its file.
+    def computed(self, name: str) -> xr.Dataset:
+        """Compute a measurement again, without its file.
 
         Args:
             name: Measurement.
@@ -469,15 +469,15 @@ class Pipeline:
         """
         try:
             result = recipe_of(name)(self)
-            return self.make(name, result) if isinstance(result, Recipe) else result
+            return self.run(name, result) if isinstance(result, Recipe) else result
         except NotTestable as error:
             again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
             return xr.Dataset(attrs={NOT_TESTABLE: str(error), **again})
 
-    def make(self, name: str, recipe: Recipe) -> xr.Dataset:
-        """Return the result of a recipe, or of one of its stages.
+    def run(self, name: str, recipe: Recipe) -> xr.Dataset:
+        """Run a recipe, or one of the stages of a measurement.
 
-        The result is made part by part. A finished part is kept until the measurement is saved, so
+        The result is computed part by part. A finished part is kept until the measurement is saved, so
         an interrupted measurement continues after its last part, with equal numbers.
 
         Args:

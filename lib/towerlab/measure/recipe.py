@@ -7,7 +7,7 @@ to them.
     >>> Recipe(print, [], (), own, {"own": [[(0, 0)], [(1, 1)]]}).all_sets
     {'own': [(0, 1)], 'own, random 0': [(0, 0)], 'own, random 1': [(1, 1)]}
 
-A measurement of several stages calls `pipeline.make(NAME, Recipe(...))` for each stage.
+A measurement of several stages calls `pipeline.run(NAME, Recipe(...))` for each stage.
 """
 
 from __future__ import annotations
