@@ -10,8 +10,8 @@ from towerlab.model.capture import answer, capture
 from towerlab.model.edits import (
     PARTS,
     UNCHANGED,
-    answers,
     edited,
+    edited_answers,
     interchange,
     patch_z,
     set_attention,
@@ -56,7 +56,7 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
             set_attention(heads, weights),
             patch_z(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
         ]
-    (top, log_prob), (whole_top, whole) = last.answers(edits), answers(model, base, edits)
+    (top, log_prob), (whole_top, whole) = last.answers(edits), edited_answers(model, base, edits)
     assert torch.equal(top, whole_top)
     torch.testing.assert_close(log_prob, whole, rtol=0, atol=1e-11)
     torch.testing.assert_close(whole[0], answer(model, base)[1], **FLOAT64)

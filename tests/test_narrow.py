@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from towerlab.model.capture import answer, capture, label_log_probs
-from towerlab.model.edits import UNCHANGED, answers
+from towerlab.model.edits import UNCHANGED, edited_answers
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import softcapped
 from towerlab.model.routes import logit_differences
@@ -40,7 +40,7 @@ def test_logits_of_a_narrow_model_are_those_of_its_last_residual_and_do_not_tie(
     of_rows = label_log_probs(unembedded(model, final[0]), batch)
     for result, reference in (
         (answer(model, batch), (top, log_prob)),
-        ([x[0] for x in answers(model, batch, [UNCHANGED])], (top, log_prob)),
+        ([x[0] for x in edited_answers(model, batch, [UNCHANGED])], (top, log_prob)),
         (last.plain_answer(), of_rows),
     ):
         assert torch.equal(result[0], reference[0])

@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import pipeline
-from towerlab.measure.observations import answers_of
+from towerlab.measure.observations import answer_variables
 from twotowers import identity
 from twotowers.settings import Settings, Template
 
@@ -61,7 +61,7 @@ def test_answers_that_are_not_finite_are_refused():
     encoded = tiny_blocks.blocks(1)
     refused(
         "not finite; choose dtype=bfloat16",
-        answers_of,
+        answer_variables,
         encoded[:1],
         torch.tensor([0]),
         torch.tensor([[0.0, float("nan")]]),

@@ -26,13 +26,13 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, interleave, present, random_sets
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
-from towerlab.model.edits import answers, edited, everywhere, knockout, zero_ablate
+from towerlab.model.edits import edited, edited_answers, everywhere, knockout, zero_ablate
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -72,9 +72,9 @@ def ablations(
         if positions == "last":
             edits = [zero_ablate(heads) for heads in runs.values()]
             last = LastPosition(model, batch)
-            return answers_of(batch, *last.answers(edits))
+            return answer_variables(batch, *last.answers(edits))
         edits = [zero_ablate(heads, everywhere(batch)) for heads in runs.values()]
-        return answers_of(batch, *answers(model, batch, edits))
+        return answer_variables(batch, *edited_answers(model, batch, edits))
 
     arrays = read_batches("ablations", encoded, 1024, run)
     return observations("ablations", encoded, arrays, head_set=list(runs))
@@ -249,7 +249,7 @@ def knockouts(model: Model, encoded: Prompts, cuts: Sequence[int]) -> xr.Dataset
         top = torch.stack(tops)
         log_prob = torch.stack(log_probs)
         shape = len(EDGES), len(cuts)
-        return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
+        return answer_variables(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
     arrays = read_batches("knockouts", encoded, 1024, run)
     return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 import xarray as xr
-from towerlab.measure.observations import answers_of, observations, read_batches
+from towerlab.measure.observations import answer_variables, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
@@ -51,10 +51,10 @@ def read_answers(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
         encoded: Prompts.
 
     Returns:
-        Variables (prompt,): see `observations.answers_of`.
+        Variables (prompt,): see `observations.answer_variables`.
     """
     return read_batches(
-        "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
+        "answers", encoded, 4096, lambda _, batch: answer_variables(batch, *answer(model, batch))
     )
 
 

@@ -26,7 +26,7 @@ import torch
 import xarray as xr
 from towerlab.measure.observations import (
     Tensors,
-    answers_of,
+    answer_variables,
     observations,
     read_batches,
     read_prompts,
@@ -103,7 +103,7 @@ def _with_sums(
             of_rows = plain[:, :, None]
             weights[layer] = with_class_sums(of_rows, places, true[:, layer], other[:, layer])
         edits = [set_attention(heads, weights) for heads in sets.values()]
-        return answers_of(batch, *last.answers(edits))
+        return answer_variables(batch, *last.answers(edits))
 
     return read_batches("attention exchanged", encoded, 2048, run)
 

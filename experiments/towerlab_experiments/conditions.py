@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts, with_dims
+from towerlab.measure.observations import (
+    Tensors,
+    captured_answers,
+    observations,
+    read_prompts,
+    with_dims,
+)
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
@@ -74,7 +80,7 @@ def attention_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset
     """
 
     def read(capture: Capture) -> Tensors:
-        return attention_sums(capture) | answers_in(capture)
+        return attention_sums(capture) | captured_answers(capture)
 
     read_all = partial(read_prompts, "conditions", model, include={"weights"}, read=read)
     arrays = in_changes(model, encoded, changes, read_all)

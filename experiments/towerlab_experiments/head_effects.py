@@ -23,11 +23,17 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_of, observations, plain_z, read_batches
+from towerlab.measure.observations import (
+    Tensors,
+    answer_variables,
+    observations,
+    plain_z,
+    read_batches,
+)
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, Weights, reading_attention
-from towerlab.model.edits import UNCHANGED, answers, patch_z, set_attention
+from towerlab.model.edits import UNCHANGED, edited_answers, patch_z, set_attention
 from towerlab.model.label_attention import Places, attention_difference, places_of, swapped_weights
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -115,7 +121,7 @@ def single_head_effects(
         direct = logit_differences(model, final, batch)
         shape = len(contrasts), model.n_layers, model.n_heads
         swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
-        all_swapped = answers_of(batch, *answers(model, batch, swapped))
+        all_swapped = answer_variables(batch, *edited_answers(model, batch, swapped))
 
         unchanged = _attention_differences(last, last, places)
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]

@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
+from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model import unembed
@@ -71,7 +71,7 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
             "written_logit_difference": written.sum(-1),
             "attribution": towards_true.sum(-1),
             "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
-            **answers_in(capture),
+            **captured_answers(capture),
         }
 
     max_tokens = _tokens_at_once(model)

@@ -27,8 +27,8 @@ import torch
 import xarray as xr
 from towerlab.measure.observations import (
     Tensors,
-    answers_in,
-    answers_of,
+    answer_variables,
+    captured_answers,
     observations,
     read_batches,
 )
@@ -120,9 +120,9 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads])
             source = LastPosition(model, [pairs[i].source for i in index])
             positions = base.capture.label_positions
             edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
-            arrays = answers_of(batch, *base.answers(edits))
-            of_base = answers_of(batch, *base.plain_answer())
-            of_source = answers_in(source.capture)
+            arrays = answer_variables(batch, *base.answers(edits))
+            of_base = answer_variables(batch, *base.plain_answer())
+            of_source = captured_answers(source.capture)
             arrays["base_logit_difference"] = of_base["logit_difference"]
             # The source's true label is the other label of the base.
             arrays["source_logit_difference"] = -of_source["logit_difference"]

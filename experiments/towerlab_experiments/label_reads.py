@@ -21,7 +21,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_in, observations, read_prompts
+from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
@@ -99,7 +99,7 @@ def read_labels(
         attention = label_attention(capture)
         differences = ov_logit_differences(capture, model)
         return {
-            **answers_in(capture),
+            **captured_answers(capture),
             **attention_sums(capture),
             "values": torch.stack(values, 1),
             "attention": attention[:, layers, numbers],

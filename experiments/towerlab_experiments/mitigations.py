@@ -28,7 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
@@ -79,7 +79,7 @@ def remedied(
         if label:
             shortcuts = [_minority_shortcut(plain, model, heads) for heads in heads_of_sets]
             final = plain.resid_final + A_C * torch.stack(shortcuts)
-            answered = last.answers_of(final)
+            answered = last.final_answers(final)
         else:
             pairs = zip(heads_of_sets, replaced, strict=True)
             edits = [_recency_shortcut(model, *pair, plain) for pair in pairs]
@@ -97,7 +97,7 @@ def remedied(
         is_true = places_of(batch) > 0
         on_true = torch.stack(weights, 1) * is_true.to(weights[0])
         attention_true = on_true.sum(-1).float().movedim(-1, 0)
-        return answers_of(batch, *both) | {"attention_true": attention_true}
+        return answer_variables(batch, *both) | {"attention_true": attention_true}
 
     read = partial(read_batches, "remedies", max_tokens=2048, run=run)
     arrays: dict[str, Any] = in_changes(model, encoded, changes, read)

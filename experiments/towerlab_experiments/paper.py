@@ -278,7 +278,7 @@ def n_changed(design: Design) -> int:
     return max(FEW_SENTENCES, n // 4)
 
 
-def answers_in(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
+def changed_answers(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
     """Compute answers for prompts in each of some changes.
 
     Args:
@@ -327,7 +327,7 @@ def recipe_paper_balance(pipeline: Pipeline) -> Recipe:
         Recipe of the measurement.
     """
     encoded = _prompts_to_change(pipeline.design, WORD_SETS)
-    return Recipe(answers_in, encoded, (changes_named(COUNTERBALANCED),))
+    return Recipe(changed_answers, encoded, (changes_named(COUNTERBALANCED),))
 
 
 def recipe_paper_exchanges(pipeline: Pipeline) -> xr.Dataset:

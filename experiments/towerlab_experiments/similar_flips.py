@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from towerlab.measure.observations import Tensors, answers_of, observations, read_batches
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, present, random_sets
@@ -166,8 +166,8 @@ def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> 
             common[layer] = state._replace(attention=attention)
         positions = last.capture.label_positions
         edits = [interchange(heads, "query", common, positions) for heads in sets.values()]
-        changed = answers_of(last.batch, *last.answers(edits))["logit_difference"]
-        plain = answers_of(last.batch, *last.plain_answer())["logit_difference"]
+        changed = answer_variables(last.batch, *last.answers(edits))["logit_difference"]
+        plain = answer_variables(last.batch, *last.plain_answer())["logit_difference"]
 
         def by_pair(values: Tensor) -> Tensor:
             return values.unflatten(0, (2, n)).transpose(0, 1)

@@ -23,7 +23,7 @@ import torch
 import xarray as xr
 from towerlab.measure.observations import (
     Tensors,
-    answers_of,
+    answer_variables,
     observations,
     read_batches,
     read_prompts,
@@ -217,7 +217,7 @@ def tower_grid(
             for edit in steering(model, batch, heads, directions, coefficients)
         ]
         top, log_prob = LastPosition(model, batch).answers(edits)
-        return answers_of(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
+        return answer_variables(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
 
     arrays = read_batches("towers moved", encoded, 2048, run)
     return observations(

@@ -201,7 +201,7 @@ def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head 
     return torch.from_numpy(z).to(model.dtype)
 
 
-def answers_of(
+def answer_variables(
     batch: Prompts,
     top: Int[Tensor, "*versions batch"],
     log_prob: Float[Tensor, "*versions batch label"],
@@ -231,13 +231,13 @@ def answers_of(
     return {name: x.movedim(-1, 0) for name, x in zip(ANSWERS, values, strict=True)}
 
 
-def answers_in(capture: Capture) -> Tensors:
+def captured_answers(capture: Capture) -> Tensors:
     """Return the answers of one batch's capture, as variables.
 
     Args:
         capture: Values of a batch.
 
     Returns:
-        Variables (batch,): see `answers_of`.
+        Variables (batch,): see `answer_variables`.
     """
-    return answers_of(capture.prompts, *label_log_probs(capture.logits, capture.prompts))
+    return answer_variables(capture.prompts, *label_log_probs(capture.logits, capture.prompts))

@@ -477,8 +477,8 @@ class Pipeline:
     def run(self, name: str, recipe: Recipe) -> xr.Dataset:
         """Run a recipe, or one of the stages of a measurement.
 
-        The result is computed part by part. A finished part is kept until the measurement is saved, so
-        an interrupted measurement continues after its last part, with equal numbers.
+        The result is computed part by part. A finished part is kept until the measurement is saved,
+        so an interrupted measurement continues after its last part, with equal numbers.
 
         Args:
             name: Measurement.

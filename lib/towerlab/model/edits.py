@@ -9,7 +9,7 @@ attention.
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> edits = [zero_ablate([(3, 0)]), zero_ablate([(3, 1)])]
-    >>> top, log_prob = answers(model, batch, edits)  # a forward pass each
+    >>> top, log_prob = edited_answers(model, batch, edits)  # a forward pass each
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
     >>> with edited(model, *edits):  # together in one forward pass
@@ -153,7 +153,7 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
+def edited_answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
     """Compute the answers in a forward pass under each edit.
 
     Layers below the lowest edited head are not computed again, so a forward pass begins at that

@@ -14,7 +14,7 @@
 An edit replaces the input of W_O of some heads at the last position. Attention is causal, so such
 an edit does not change any other position. Under every edit a prompt is one row, which begins at
 the layer of the edit's lowest head and attends to the keys and values of the plain run. The rows of
-many edits run as one batch of stock blocks. The results equal those of `edits.answers` up to
+many edits run as one batch of stock blocks. The results equal those of `edits.edited_answers` up to
 rounding (tests/test_edits.py).
 
 `answers` calls `finals`, which calls `block` layer by layer. The stock block runs, and its
@@ -96,7 +96,7 @@ class LastPosition:
 
     @torch.inference_mode()
     def answers(self, edits: Sequence[Edit]) -> TopAndLogProbs:
-        """Compute the answers under each edit, equal to those of `edits.answers`.
+        """Compute the answers under each edit, equal to those of `edits.edited_answers`.
 
         Args:
             edits: Edits of the last position, one for each version of the batch.
@@ -110,10 +110,10 @@ class LastPosition:
         top = torch.empty(n_edits, n_prompts, dtype=torch.long)
         log_prob = torch.empty(n_edits, n_prompts, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
-            top[chunk], log_prob[chunk] = self.answers_of(final)
+            top[chunk], log_prob[chunk] = self.final_answers(final)
         return top, log_prob
 
-    def answers_of(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
+    def final_answers(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
         """Compute the answers from final residual streams of versions of the batch.
 
         Args:
