@@ -157,13 +157,13 @@ def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
     chapter.sets = {
         "a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}
     }
-    assert chapter.random_sets("a", "four", n_sets=3) and len(chapter.texts) == 0
+    assert chapter.draw_random_sets("a", "four", n_sets=3) and len(chapter.texts) == 0
     assert (
-        chapter.random_sets("a", "eight", n_sets=3) == []
+        chapter.draw_random_sets("a", "eight", n_sets=3) == []
         and "8 heads leave too few" in chapter.texts[-1]
     )
     assert (
-        chapter.random_sets("a", "none", n_sets=3) == []
+        chapter.draw_random_sets("a", "none", n_sets=3) == []
         and "the rule selects no heads for the set" in chapter.texts[-1]
     )
 

@@ -244,7 +244,7 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     )
     model = model_of(
         dict.fromkeys("abcd", heads),
-        lambda of: head_selection.matched_sets(of, np.ones((1, n_heads), bool), n_heads, 1000),
+        lambda of: head_selection.draw_matched_sets(of, np.ones((1, n_heads), bool), n_heads, 1000),
         shape=(1, n_heads),
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)

@@ -38,7 +38,7 @@ def saved(data, tmp_path):
 
 
 def test_random_sets_are_a_dimension(data, measure):
-    named, random = files.named_sets(data), files.random_sets(data)
+    named, random = files.select_named_sets(data), files.select_random_sets(data)
     assert named["head_set"].values.tolist() == ["none", "own", "two"]
     assert random["head_set"].values.tolist() == ["own", "two"]
     assert random["control"] == "random sets"
@@ -48,7 +48,7 @@ def test_random_sets_are_a_dimension(data, measure):
             found = random["logit_difference"].sel(head_set=name, random_set=i)
             np.testing.assert_allclose(found, alone, atol=1e-6)
     without = Recipe(ablations, (), (), PLACE)
-    assert files.random_sets(without.with_matched_sets(measure(PLACE))) is None
+    assert files.select_random_sets(without.with_matched_sets(measure(PLACE))) is None
 
 
 def test_a_measurement_comes_back_from_its_file(data, saved):

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT, refused
 from towerlab.measure.pipeline import Pipeline
-from towerlab.measure.sets import random_sets
+from towerlab.measure.sets import draw_random_sets
 from twotowers import head_selection
 from twotowers.heads import Head
 from twotowers.settings import Settings
@@ -80,7 +80,7 @@ def test_a_rule_may_name_no_heads():
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in head_selection.matched_sets(
+    for control in head_selection.draw_matched_sets(
         heads, np.ones((6, 6), bool), 6 // group, n_sets=100
     ):
         assert len(set(control)) == len(heads)
@@ -92,18 +92,18 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
     run = Pipeline(Settings())
     run.__dict__["model"] = model
-    drawn = random_sets(run, {"a": [Head(1, 0)]}, n_sets=60)["a"]
+    drawn = draw_random_sets(run, {"a": [Head(1, 0)]}, n_sets=60)["a"]
     assert {head for of in drawn for head in of} == {Head(1, h) for h in (2, 3, 4, 5)}
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
-    controls = head_selection.matched_sets(
+    controls = head_selection.draw_matched_sets(
         [Head(1, h) for h in range(4)], np.ones((3, 4), bool), 4, 3
     )
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
     refused(
         "too few",
-        head_selection.matched_sets,
+        head_selection.draw_matched_sets,
         [Head(0, h) for h in range(3)],
         np.ones((1, 4), bool),
         4,

@@ -19,7 +19,7 @@ from towerlab_experiments.label_reads import label_reads
 from towerlab_experiments.mitigations import remedied
 from towerlab_experiments.paper_heads import REMEDIED, looked_at, twelve
 from twotowers.errors import NotTestable
-from twotowers.files import named_sets, random_sets
+from twotowers.files import select_named_sets, select_random_sets
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
@@ -134,7 +134,7 @@ def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labe
 
 def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp_path):
     run = Pipeline(Settings(prompts=4, out=str(tmp_path)))
-    data = named_sets(run.measured("dose"))
+    data = select_named_sets(run.measured("dose"))
     names = data["ranked_head"].sel(ranking="by ablation", rank=slice(1, 3)).values
     evaluated = paper_heads.evaluation(run, paper_heads.N_DOSE)
     heads = {"three": [Head.parse(name) for name in names]}
@@ -145,6 +145,6 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
         atol=1e-4,
     )
     assert data["block"].min() == paper_heads.n_selection(run.design)
-    random = random_sets(run.measured("dose"))
+    random = select_random_sets(run.measured("dose"))
     assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in paper_heads.DOSES]
     assert random.sizes["random_set"] == 20

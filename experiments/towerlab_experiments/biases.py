@@ -33,7 +33,7 @@ from towerlab.measure.observations import (
 )
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import present, random_sets
+from towerlab.measure.sets import draw_random_sets, present
 from towerlab.model.attention import Weights
 from towerlab.model.edits import set_attention
 from towerlab.model.label_attention import places_of, with_class_sums
@@ -128,7 +128,7 @@ def recipe_attention_exchanges(pipeline: Pipeline) -> Recipe:
         pipeline.design.intervention(),
         (),
         {NO_HEADS: [], ALL_HEADS: every_head, **selected},
-        random_sets(pipeline, selected),
+        draw_random_sets(pipeline, selected),
     )
 
 

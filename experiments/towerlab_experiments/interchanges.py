@@ -34,7 +34,7 @@ from towerlab.measure.observations import (
 )
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
-from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
+from towerlab.measure.sets import AT_LAST, BY_ATTENTION, draw_random_sets, present
 from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -159,7 +159,7 @@ def recipe_interchanges(pipeline: Pipeline) -> Recipe:
     blocks = design.blocks(n_blocks, EVALUATION, pairs=twice, texts=texts)
     pairs = pairs_of(design.encode(blocks), tokenizer)
     sets = present(pipeline.head_sets, BY_ATTENTION)
-    random = random_sets(pipeline, sets, AT_LAST)
+    random = draw_random_sets(pipeline, sets, AT_LAST)
     return Recipe(interchanges, pairs, (), sets, random)
 
 

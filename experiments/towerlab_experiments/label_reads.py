@@ -24,7 +24,7 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import present, random_sets
+from towerlab.measure.sets import draw_random_sets, present
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model
@@ -208,7 +208,7 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     """
     name = "by attribution"
     sets = pipeline.head_sets
-    random = random_sets(pipeline, {name: sets[name]})[name]
+    random = draw_random_sets(pipeline, {name: sets[name]})[name]
     every_set = [*present(sets).values(), *random]
     heads = dict.fromkeys(head for heads in every_set for head in heads)
     encoded = pipeline.design.intervention()

@@ -31,7 +31,7 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import AT_LAST, present, random_sets
+from towerlab.measure.sets import AT_LAST, draw_random_sets, present
 from towerlab.model import query_key
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.edits import Edit, LayerState
@@ -221,7 +221,7 @@ def recipe_mitigations(pipeline: Pipeline) -> Recipe:
     check_one_can_go(design)
     sets = present(pipeline.head_sets, "by attribution")
     changes = {name: change for name, change in CONDITIONS.items() if name != "plain"}
-    control = random_sets(pipeline, sets, AT_LAST)
+    control = draw_random_sets(pipeline, sets, AT_LAST)
     return Recipe(remedied, design.intervention(), (changes,), sets, control)
 
 

@@ -21,7 +21,7 @@ import xarray as xr
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import interleave, random_sets
+from towerlab.measure.sets import draw_random_sets, interleave
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import ASKED, ORDERS, changes_named
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -232,7 +232,7 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
 
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
-    random = random_sets(pipeline, sets, DRAWS)
+    random = draw_random_sets(pipeline, sets, DRAWS)
     data = pipeline.run(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.run(name, Recipe(looked_at, evaluated, (heads,)))
     data = data.assign(followed)
@@ -257,7 +257,7 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    random = random_sets(pipeline, sets, DRAWS)
+    random = draw_random_sets(pipeline, sets, DRAWS)
     evaluated = evaluation(pipeline, N_MITIGATION, 3)
     recipe = Recipe(remedied, evaluated, (REMEDIED,), sets, random)
     data = pipeline.run("paper_remedies", recipe)
@@ -285,7 +285,7 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     for n in DOSES:
         name = f"{n} {INTERLEAVED}"
         try:
-            random |= random_sets(pipeline, {name: sets[name]})
+            random |= draw_random_sets(pipeline, {name: sets[name]})
         except NotTestable:  # too few other heads are left
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)

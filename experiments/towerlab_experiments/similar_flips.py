@@ -25,7 +25,7 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import BY_ATTENTION, present, random_sets
+from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, present
 from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -272,7 +272,7 @@ def recipe_similar_flips(pipeline: Pipeline) -> Recipe:
     heads = sets[BY_ATTENTION]
     towers = pipeline.measured("word_towers")
     encoded = quads_of_classes(design, towers, heads)
-    random = random_sets(pipeline, sets)
+    random = draw_random_sets(pipeline, sets)
     return Recipe(similar_flips, encoded, (), sets, random)
 
 

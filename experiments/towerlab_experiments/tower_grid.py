@@ -34,9 +34,9 @@ from towerlab.measure.sets import (
     BY_ATTENTION,
     DRAWS,
     by_increase,
+    draw_random_sets,
     other_halves,
     present,
-    random_sets,
 )
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
@@ -358,7 +358,7 @@ def recipe_tower_grid_random(pipeline: Pipeline) -> Recipe:
     sets = present(pipeline.head_sets, BY_ATTENTION)
     directions = class_directions(pipeline.model, _directing(pipeline.design))
     random = [
-        *((heads, directions) for heads in random_sets(pipeline, sets)[BY_ATTENTION]),
+        *((heads, directions) for heads in draw_random_sets(pipeline, sets)[BY_ATTENTION]),
         *(
             (sets[BY_ATTENTION], random_directions(directions, [pipeline.settings.seed, i]))
             for i in range(DRAWS)

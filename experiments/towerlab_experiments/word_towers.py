@@ -28,7 +28,7 @@ from torch import Tensor
 from towerlab.measure.observations import with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import BY_ATTENTION, random_sets
+from towerlab.measure.sets import BY_ATTENTION, draw_random_sets
 from towerlab.model import query_key
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
@@ -495,7 +495,7 @@ def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     shown = {BY_ATTENTION: list(dict.fromkeys(chosen))}
     attending = without_preference(pipeline.measured("selection"), OTHERS, shown[BY_ATTENTION])
     shown["as much attention"] = attending
-    (random,) = random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION]
+    (random,) = draw_random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION]
     taken = {*shown[BY_ATTENTION], *attending}
     shown["other"] = [head for head in random if head not in taken]
     return word_towers(pipeline.model, contexts, vectors, shown, selected)

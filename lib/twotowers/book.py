@@ -199,7 +199,7 @@ class Chapter(Measurements):
         self.rows = [row for row in self.rows if row.claim != statement.id] + rows
         display(HTML(strips.block(statement, rows, summary, details)))
 
-    def random_sets(self, model: str, name: str, n_sets: int) -> list[tuple[Head, ...]]:
+    def draw_random_sets(self, model: str, name: str, n_sets: int) -> list[tuple[Head, ...]]:
         """Return different random sets that are matched to a named set.
 
         They have the same layers and other key-value groups. If the model has no other heads, or if

@@ -125,7 +125,7 @@ def load(path: Path) -> xr.Dataset:
     return data
 
 
-def named_sets(data: xr.Dataset) -> xr.Dataset:
+def select_named_sets(data: xr.Dataset) -> xr.Dataset:
     """Return a measurement of the head sets that a rule selects, without the random ones.
 
     Args:
@@ -137,7 +137,7 @@ def named_sets(data: xr.Dataset) -> xr.Dataset:
     return named.drop_vars(["matched_set", "control"], errors="ignore")
 
 
-def random_sets(data: xr.Dataset) -> xr.Dataset | None:
+def select_random_sets(data: xr.Dataset) -> xr.Dataset | None:
     """Return a measurement of the random sets over (head_set, random_set, ...), or None.
 
     `head_set` is the named set that the random sets are matched to. The scalar coordinate `control`

@@ -216,7 +216,7 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     return top_heads(abs(mean), k)
 
 
-def matched_sets(
+def draw_matched_sets(
     heads: Heads, measured: np.ndarray, n_key_value_heads: int, n_sets: int
 ) -> list[list[Head]]:
     """Return random sets with the same number of heads in the same layers.

@@ -110,7 +110,7 @@ class JudgedModel:
         """
         sizes = self.heads.attrs
         every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
-        return head_selection.matched_sets(heads, every_head, sizes["key_value_heads"], n_sets)
+        return head_selection.draw_matched_sets(heads, every_head, sizes["key_value_heads"], n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None

@@ -114,7 +114,7 @@ class Measurements:
             TwoTowersError: If it has to be measured, and `towerlab` is not installed.
         """
         datasets = self._datasets(name, suite, labels)
-        return {model: files.named_sets(data) for model, data in datasets.items()}
+        return {model: files.select_named_sets(data) for model, data in datasets.items()}
 
     def stored(self, name: str) -> dict[str, xr.Dataset]:
         """Return a measurement of every model that has it already, smallest model first.
@@ -141,7 +141,7 @@ class Measurements:
         return {
             model: random
             for model, data in self._datasets(name).items()
-            if (random := files.random_sets(data)) is not None
+            if (random := files.select_random_sets(data)) is not None
         }
 
     def _datasets(

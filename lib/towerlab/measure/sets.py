@@ -26,7 +26,7 @@ QUICK = 15
 BY_ATTENTION = "by attention"
 
 
-def random_sets(
+def draw_random_sets(
     pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], n_sets: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
     """Return random sets matched to each set, without any head of that set.
@@ -44,7 +44,7 @@ def random_sets(
         n_sets = min(n_sets, DRAWS)
     every_head = np.ones((model.n_layers, model.n_heads), dtype=bool)
     return {
-        name: head_selection.matched_sets(heads, every_head, model.n_key_value_heads, n_sets)
+        name: head_selection.draw_matched_sets(heads, every_head, model.n_key_value_heads, n_sets)
         for name, heads in sets.items()
     }
 
