@@ -67,12 +67,15 @@ def test_yardsticks_are_those_of_the_tables(monkeypatch):
     embedding = found["sentence embedding"]
     assert embedding[2, 3] > embedding[0, 3] and embedding[0, 1] > embedding[0, 2]
     assert found["letters"][2, 3] == 0
-    assert yardsticks("animal/country", ["dog", "my word", "france", "spain"]) == {}
+    for scores in yardsticks("animal/country", ["dog", "my word", "france", "spain"]).values():
+        assert np.isnan(scores[0, 1])
     data = towers()
     choices = choices_of(DESIGN, data, "a/b")
     assert [*choices] == ["towers", "farthest", "contrast", "other heads", "random"]
     np.testing.assert_array_equal(choices["towers"][0], choices["farthest"][0])
     assert (choices["other heads"][0] != choices["towers"][0]).any()
+    no_others = data.isel(selected_head=[0, 1])
+    assert [*choices_of(DESIGN, no_others, "a/b")] == ["towers", "farthest", "contrast", "random"]
 
 
 def test_both_prompts_of_a_query_have_the_same_texts():

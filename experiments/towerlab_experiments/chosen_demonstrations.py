@@ -105,7 +105,7 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
         words: Words of the first class, and then of the second.
 
     Returns:
-        Choice -> similarities (word, word). A yardstick that lacks a word is left out.
+        Choice -> similarities (word, word), NaN if a yardstick lacks a word.
     """
     folder = data_folder() / "words"
     within = read_csv(folder / "similarity.csv")
@@ -113,12 +113,7 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
     is_class = within["class"].isin(pair.split("/"))
     is_pair = across["class_pair"] == pair
     lines = pd.concat([within[is_class], across[is_pair]])
-    found = {}
-    for choice, column in YARDSTICKS.items():
-        scores = _matrix(lines, column, words)
-        if np.isfinite(scores).all():
-            found[choice] = scores
-    return found
+    return {choice: _matrix(lines, column, words) for choice, column in YARDSTICKS.items()}
 
 
 def _matrix(lines: pd.DataFrame, column: str, words: Sequence[str]) -> np.ndarray:
@@ -183,7 +178,8 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Ch
         pair: Class pair.
 
     Returns:
-        Name of a choice -> its scores (asked, demonstrated) and signs.
+        Name of a choice -> its scores (asked, demonstrated) and signs. A choice is left out if no
+        head has its role, or if its yardstick lacks a word.
     """
     scores = head_scores(towers, pair, BY_ATTENTION)
     other_scores = head_scores(towers, pair, "as much attention")
@@ -198,7 +194,7 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Ch
     }
     for choice, similarities in yardsticks(pair, _words_of(towers, pair)).items():
         choices[choice] = Choice(similarities)
-    return choices
+    return {name: choice for name, choice in choices.items() if np.isfinite(choice.scores).all()}
 
 
 def _words_of(towers: xr.Dataset, pair: str) -> list[str]:

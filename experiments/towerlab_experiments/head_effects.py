@@ -83,7 +83,7 @@ def single_head_effects(
         - `effect` (contrast, prompt, layer, head). Logit difference (true minus other label, nats)
           of the plain run minus that under one edit of one head at the last position, so positive
           towards the other label. "attention swapped": the head's sums of attention on the two
-          classes' labels are exchanged, values do not change (`model.attention`). "labels
+          classes' labels are exchanged, values do not change (`label_attention`). "labels
           exchanged", "texts exchanged": the head's input of W_O is that of the other prompt, which
           differs in the label or in the place. All later layers respond.
         - `direct_effect` (contrast, prompt, layer, head). The same effect with everything else held

@@ -13,7 +13,7 @@ Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 - `by increase`: the paper's increase, if it is given (`with_increase`).
 - `by_effect`, a function: the total effect of the head's attention, of either sign.
 
-Every function is pure: it takes datasets of `measure.heads` and returns lists of heads.
+Every function is pure: it takes measurements of heads and returns lists of heads.
 """
 
 from __future__ import annotations
