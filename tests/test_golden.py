@@ -25,6 +25,7 @@ GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", RO
 MODELS = (*included_models(), "smollm2-135m")  # the second has every measurement
 ARBITRARY = ("4.5",)  # principal components have any sign
 ROUNDED = ("10.2", "11.2")  # tables, to hundredths
+SECOND = ", on solved prompts"  # second verdicts
 COLUMNS = ["chapter", "shown", "model", "column", "rows", "mean"]
 
 
@@ -51,12 +52,13 @@ def newer_than_evidence(build, data):
     """
     files = [build / "html", *(build / "evidence").glob("[!.]*.csv")]
     last = max((file.lstat().st_mtime for file in files if file.exists()), default=0)
-    tables = [data / f"{name}.csv" for name in ("claims", "figures")]
+    tables = [data / f"{name}.csv" for name in ("claims", "figures", "solved")]
     return [path.name for path in tables if path.stat().st_mtime > last]
 
 
 def test_evidence_that_is_older_than_its_tables_is_named(tmp_path):
-    for name in ("data/claims.csv", "data/figures.csv", "evidence/1.csv", "html/index.html"):
+    tables = ("data/claims.csv", "data/figures.csv", "data/solved.csv")
+    for name in (*tables, "evidence/1.csv", "html/index.html"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -131,9 +133,12 @@ def test_evidence_is_that_of_the_golden_table(built, request):
 def test_figures_and_exhibits_show_what_is_pinned(built, request):
     came = [row for number, data in figures() if number not in ARBITRARY
             for row in means(number, data)]  # fmt: skip
-    for row in evidence.read(BUILD / "evidence", claims.paper_results()).itertuples():
-        if row.model in MODELS and row.claim not in claims.WITHOUT_MODEL:
-            came.append((row.chapter, row.claim, row.model, row.verdict, 1, row.effect))
+    results = claims.paper_results()
+    for solved, suffix in ((False, ""), (True, SECOND)):
+        for row in evidence.read(BUILD / "evidence", results, solved).itertuples():
+            if row.model in MODELS and row.claim not in claims.WITHOUT_MODEL:
+                name = row.claim + suffix
+                came.append((row.chapter, name, row.model, row.verdict, 1, row.effect))
     came = pd.DataFrame(came, columns=COLUMNS)
     both = (
         pinned(FIGURES, came, request)
@@ -141,7 +146,8 @@ def test_figures_and_exhibits_show_what_is_pinned(built, request):
         .merge(came, how="outer", on=COLUMNS[:-1], suffixes=("_was", "_is"), indicator="in")
     )
     atol = np.where(both["shown"].isin(ROUNDED), HUNDREDTHS, LOGITS)
-    atol = np.where(both["shown"].isin(claims.paper_results()), STORED, atol)
+    is_result = both["shown"].str.removesuffix(SECOND).isin(results)
+    atol = np.where(is_result, STORED, atol)
     was, now = (both[name].astype(float) for name in ("mean_was", "mean_is"))
     close = np.isclose(was, now, rtol=SHOWN, atol=atol, equal_nan=True) & (both["in"] == "both")
     assert both[~close].empty, both[~close].to_string()
