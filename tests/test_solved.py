@@ -60,16 +60,15 @@ def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapt
         solved=Solved(on_blocks, share_of_twice, heads=dict.fromkeys("abc", listed),
                       words=lambda x: f"{x.sizes['selected_head']} heads"))  # fmt: skip
     second = {row.model: row for row in chapter.rows if row.prompt_set == ON_SOLVED}
-    verdicts = [second[m].verdict for m in "abcd"]
-    assert verdicts == [AGREES, DISAGREES, NOT_TESTABLE, NOT_TESTABLE]
+    assert "d" not in second  # not measured on blocks
+    assert [second[m].verdict for m in "abc"] == [AGREES, DISAGREES, NOT_TESTABLE]
     assert second["a"].n_random_sets >= 20 and second["a"].words == "3 heads"
     assert second["c"].words.startswith("does not learn the task")
-    assert second["d"].words == "not measured on counterbalanced blocks"
     assert [row.verdict for row in chapter.rows if row.prompt_set == ON_PAPER] == [AGREES] * 4
     html = unescape(chapter.shown[0])
     assert "On solved prompts: yes in 1 of 2 models, no in 1." in html
     assert "In the paper's protocol: yes in all 4 models." in html
-    assert html.count('<th scope="row">') == 4 and html.count('<svg class="track"') == 8
+    assert html.count('<th scope="row">') == 4 and html.count('<svg class="track"') == 7
     filled, hollow = html.count('r="6.5" fill="#'), html.count('r="5.5" fill="none"')
     assert (filled, hollow) == (2, 4)
     assert "a, solved prompts: <b>agrees</b>" in html

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from html import escape
@@ -341,7 +341,7 @@ class Chapter(Measurements):
             for model, found in results.items()
         ]
         if solved is not None:
-            rows += self._second_rows(result, figure, results, solved, statistic)
+            rows += self._second_rows(result, figure, solved, statistic)
         seen = ""
         if result.seen != "none":
             seen = f", written after the results of {result.seen} were seen"
@@ -351,16 +351,13 @@ class Chapter(Measurements):
         self,
         result: PaperResult,
         figure: str,
-        models: Iterable[str],
         solved: Solved,
         statistic: Callable[[Any], Any] | None,
     ) -> list[EvidenceRow]:
-        """Return the second verdict on a result of the paper, on solved prompts, of some models."""
+        """Return the second verdict on a result of the paper, on solved prompts, by model."""
         rows = []
-        for model in models:
+        for model in (model for model in solved.data if model in self.models):
             try:
-                if model not in solved.data or model not in self.models:
-                    raise NotTestable("not measured on counterbalanced blocks")
                 self.models[model].check_learned()
                 found = _found(
                     model,
