@@ -161,6 +161,13 @@ def test_readme_counts_what_random_heads_reach(built):
     compared = rows[agrees & (rows["n_random_sets"] >= evidence.MIN_RANDOM_SETS)]
     reached = compared["verdict"].str.endswith(claims.NOT_SPECIFIC).sum()
     assert f"in {reached} of {len(compared)} cases" in (ROOT / "README.md").read_text("utf8")
+    second = evidence.read(BUILD / "evidence", claims.paper_results(), solved=True)
+    is_counted = ~second["claim"].isin(claims.UNCOUNTED)
+    verdicts = second[is_counted & ~second["verdict"].isin(claims.WITHOUT_VERDICT)]["verdict"]
+    n_agree = verdicts.str.startswith(claims.AGREES).sum()
+    n_not = (verdicts == claims.DISAGREES).sum()
+    text = f"{n_agree} of {len(verdicts)} tests of these results agree, and {n_not} do not."
+    assert text in (ROOT / "README.md").read_text("utf8")
 
 
 def test_a_hundredth_of_an_interval_is_beyond_the_tolerances():
