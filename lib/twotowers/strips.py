@@ -116,7 +116,7 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
     return (
         f'<div class="claim {kind}" id="{kind}-{statement.anchor}">'
         f'<p class="statement">{title}{escape(statement.statement)}</p>'
-        f'<p class="answer">{escape(headline(statement, rows))}</p>'
+        f"{_answers(statement, rows)}"
         f"{strip(statement, rows)}{_without_second(statement)}"
         f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
     )
@@ -145,15 +145,14 @@ def entry(result: PaperResult, rows: Iterable[Row]) -> str:
         place = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{result.anchor}"
         name = f"ours: {figure}" if figure else "numbers"
         title += f' <a href="{page}.ipynb#{place}">{name}</a>'
-    body = f'<p class="answer">{escape(headline(result, rows))}</p>{strip(result, rows)}'
-    body += _without_second(result)
+    body = _answers(result, rows) + strip(result, rows) + _without_second(result)
     if not rows:
         body = f"<p>Not run: {escape(result.not_run or 'its chapter has no results yet')}.</p>"
     return f'<div class="claim paper" id="row-{result.anchor}">\n\n{title}\n\n{body}\n\n</div>'
 
 
 def headline(statement: Statement, rows: Sequence[Row]) -> str:
-    """Return our result on a statement in words, from its verdicts.
+    """Return our result on a statement in words, from its verdicts, with a line for each of two.
 
     Args:
         statement: Claim, or result of the paper.
@@ -165,7 +164,13 @@ def headline(statement: Statement, rows: Sequence[Row]) -> str:
         return _in_words(statement, first)
     on_solved, on_paper = (_in_words(statement, part) for part in (second, first))
     on_solved, on_paper = (text[:1].lower() + text[1:] for text in (on_solved, on_paper))
-    return f"On solved prompts: {on_solved} In the paper's protocol: {on_paper}"
+    return f"On solved prompts: {on_solved}\nIn the paper's protocol: {on_paper}"
+
+
+def _answers(statement: Statement, rows: Sequence[Row]) -> str:
+    """Return our result on a statement in words, as HTML with a paragraph for each verdict."""
+    lines = headline(statement, rows).splitlines()
+    return "".join(f'<p class="answer">{escape(line)}</p>' for line in lines)
 
 
 def _in_words(statement: Statement, rows: Sequence[Row]) -> str:
