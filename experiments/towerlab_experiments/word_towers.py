@@ -194,8 +194,8 @@ def word_towers(
             if head.layer == layer:
                 similarity[i] = ways[:, head.head].mean(0)
     arrays: dict[str, Any] = {}
-    for name, values in of_layers.items():
-        arrays[name] = dims_of(name), np.stack(values)
+    for name, parts in of_layers.items():
+        arrays[name] = dims_of(name), np.stack(parts)
     in_steps, step = steps(similarity, 1)
     arrays["similarity"] = ("selected_head", "asked", "demonstrated"), in_steps
     arrays["similarity_step"] = "selected_head", step
