@@ -138,3 +138,17 @@ def test_no_mark_is_clipped_and_nothing_runs_out_of_the_page(width, tmp_path):
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
         track = page.query_selector(".track").bounding_box()
         assert track["width"] > 140 and page.query_selector(".strip").bounding_box()["height"] < 300
+
+
+def test_what_all_models_share_is_told_once():
+    """A reason of all verdicts is below the strip, and arithmetic without a model is one line."""
+    result = claims.paper_results()["appendix E, toy example"]
+    rows = [
+        EvidenceRow(result.id, model, claims.AGREES, words, "", "10", effect=1.0, reason="so it is")
+        for model, words in (("a", "x"), ("b", "y"))
+    ]
+    text = strips.strip(result, rows)
+    assert text.count("so it is") == 0 and text.count("So it is.") == 1
+    assert text.count('<th scope="row">') == 2
+    same = strips.strip(result, [replace(row, words="x") for row in rows])
+    assert same.count('<th scope="row">') == 1 and "every model" in same

@@ -240,8 +240,10 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
     scale, zones = _scale(statement, drawn), _rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
     shared, lines = _shared_reason(rows), ""
-    for model in dict.fromkeys(row.model for row in rows):
-        name = f'<th scope="row">{escape(shown_name(model))}</th>'
+    is_same = len({(row.verdict, row.effect, row.words) for row in rows}) == 1 < len(rows)
+    for model in dict.fromkeys(row.model for row in (rows[:1] if is_same else rows)):
+        name = "every model" if is_same else escape(shown_name(model))
+        name = f'<th scope="row">{name}</th>'
         own = [row for row in rows if row.model == model]
         for row in sorted(own, key=lambda row: row.prompt_set != claims.ON_SOLVED):
             picture = _track(statement, row, scale, zones)
