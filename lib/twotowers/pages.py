@@ -206,6 +206,7 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
         cells.append((*map(escape, labels), ", ".join(shown_words)))
     names = ["model and head", "read", "at", "top ten words"]
     style = pd.DataFrame(cells, columns=names).set_index(names[:3]).style
+    style = style.set_properties(**{"text-align": "left"})  # JupyterLab aligns cells at the right
     return style.set_table_attributes('class="one-model"')  # page.js adds a chooser
 
 
