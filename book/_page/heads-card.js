@@ -56,7 +56,7 @@
     return [...(rows || []).flatMap(([at, value, key]) =>
       [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
       ...(rows ? [] : [small(`Top words: ${MISSING}.`)]),
-      ...(ranks ? [small("Mean reciprocal rank, in what it would write there, of the label it looks at: " +
+      ...(ranks ? [small("Mean reciprocal rank, in its value-output vector there, of the label at that position: " +
         `${number(ranks[0])}; of the other label: ${number(ranks[1])}.`)] : [])];
   }
 
@@ -87,7 +87,7 @@
         "layers, counted from 0."));
     return { numbers, more: [
       part("Which way its label goes", ...pathEffects(heads, names)),
-      part("Without it, beside its layer", ...(lost ? without() : [small(MISSING)])),
+      part("Without it, and without others of its layer", ...(lost ? without() : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),
     ] };

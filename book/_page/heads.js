@@ -199,7 +199,7 @@
 
   function tell(asks) {
     told.textContent = scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
-      : "Click a head. Then press “exchange labels” and “mirror”: does where it looks follow the text, the place or the label?";
+      : "Click a head. Then press “exchange labels” and “mirror”: does its attention follow the text, the position or the label?";
     score.textContent = tally[1] ? `${tally[0]} of ${tally[1]} right` : "";
     if (!scene) question.replaceChildren();
     else if (asks) question.replaceChildren(make("p", {}, scene.question),
@@ -244,7 +244,7 @@
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
         small("Area: total effect of its attention; purple: it lowers the right label. Click " +
-          "pins a head, shift-click puts one beside it.")),
+          "pins a head, shift-click adds another for comparison.")),
       middle, right),
     more, twoWords.element);
   home.classList.add("ready");

@@ -31,7 +31,7 @@
     const over = `${quoted(label.word)} over ${quoted(other.word)}`;
     if (step === "copy") {
       const written = writes(), row = largest(written.map(Math.abs));
-      return { tags: written.map(nats), text: "The same heads copy the labels that they look at, each as strongly as it looks. " +
+      return { tags: written.map(nats), text: "The same heads copy labels, each label as strongly as they attend to it. " +
         `Row ${row + 1} alone adds ${nats(written[row])} to ${over} (log-odds, in nats).` };
     }
     const all = after.logits[label.id] - after.logits[other.id];
