@@ -56,7 +56,7 @@
     return [...(rows || []).flatMap(([at, value, key]) =>
       [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
       ...(rows ? [] : [small(`Top words: ${MISSING}.`)]),
-      ...(ranks ? [small("Mean reciprocal rank, in its value-output vector there, of the label at that position: " +
+      ...(ranks ? [small("Mean reciprocal rank of a label in the value-output vector at its position: " +
         `${number(ranks[0])}; of the other label: ${number(ranks[1])}.`)] : [])];
   }
 
