@@ -171,8 +171,9 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
     little = (
-        f"On prompts that the models solve, {in_counts(solved)} In no model: {never_in(solved)}. "
-        f"In the paper's protocol, {in_counts(judged)} But {n_failing} of those that agree are of "
+        f"On prompts that the models solve, {in_counts(solved)} "
+        f"{never_in(solved)} "
+        f"In the paper's protocol, {in_counts(judged)} But {n_failing} tests that agree are of "
         "models that fail the task on the paper's prompts "
         '(<a href="figure-by-figure.html">figure by figure</a>). '
     )
@@ -206,14 +207,14 @@ def in_counts(judged: pd.DataFrame) -> str:
 
 
 def never_in(judged: pd.DataFrame) -> str:
-    """Return the results of the paper that agree in no model, also not in part.
+    """Return a sentence on the results that agree in no model, also not in part.
 
     Args:
         judged: Rows of evidence of the counted results.
     """
     asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     fails = (asked["verdict"] == claims.DISAGREES).groupby(asked["claim"], sort=False).all()
-    return ", ".join(fails.index[fails]) or "none"
+    return f"No model agrees with {', '.join(fails.index[fails])}." if fails.any() else ""
 
 
 def matrix_of(build: Path) -> dict:
