@@ -71,8 +71,8 @@ def test_results_are_counted_over_the_models_that_were_asked(judged, rows, tmp_p
     text = re.sub("<[^>]*>", "", opening_page.cards(tmp_path, rows.assign(effect=math.nan)))
     assert "In the paper's protocol, 4 of 7 tests of 4 results agree, 2 of these beyond" in text
     assert "solve, 2 of 4 tests of 2 results agree, 1 of these beyond random" in text
-    assert "In no model: table 1." in text
-    assert "But 1 of those that agree are of models that fail the task" in text
+    assert "No model agrees with table 1." in text
+    assert "But 1 tests that agree are of models that fail the task" in text
 
 
 def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
