@@ -120,8 +120,8 @@ def rank(
     return ranks
 
 
-def _chunks(*tensors: Float[Tensor, "*rows width"]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield some rows of each tensor at a time, as views."""
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows of each tensor (*rows, width) at a time, as views."""
     split = [x.flatten(0, -2).split(ROWS) for x in tensors]
     return zip(*split, strict=True)
 
