@@ -145,7 +145,7 @@ def prompts_of(
     labels = label_pair.split("/")
     half = len(words) // 2
     query_class = query // half
-    rng = np.random.default_rng([design.settings.seed, 76, block])
+    rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"], block])
     order = [numbers[i] for i in rng.permutation(len(numbers))]
     separator = SEPARATORS[design.template.separator]
     prompts = []
@@ -183,7 +183,7 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Ch
     """
     scores = head_scores(towers, pair, BY_ATTENTION)
     other_scores = head_scores(towers, pair, "as much attention")
-    rng = np.random.default_rng([design.settings.seed, 76])
+    rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"]])
     random = rng.random(scores.shape)
     choices = {
         "towers": Choice(scores),

@@ -38,7 +38,7 @@ from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head, head_names
 from twotowers.names import slug
-from twotowers.settings import SEPARATORS
+from twotowers.settings import SEEDS, SEPARATORS
 
 from towerlab_experiments.answers import read_answers
 from towerlab_experiments.conditions import Changes, attention_in, in_changes
@@ -81,7 +81,7 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     Returns:
         One head for each of `heads`, or None if the model has no other head.
     """
-    rng = np.random.default_rng([0, 45])
+    rng = np.random.default_rng([0, SEEDS["random partners"]])
     free: dict[int, list[Head]] = {}
     for layer, number in np.ndindex(n_layers, n_heads):
         head = Head(layer, number)

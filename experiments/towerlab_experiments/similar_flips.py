@@ -33,7 +33,7 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
-from twotowers.settings import SEPARATORS
+from twotowers.settings import SEEDS, SEPARATORS
 
 QUADS = 2
 """Number of quads of each class"""
@@ -105,7 +105,7 @@ def quad_prompts(
         label_pair: Two labels with a slash between them.
         block: Number of the quad.
     """
-    rng = np.random.default_rng([design.settings.seed, 75, block])
+    rng = np.random.default_rng([design.settings.seed, SEEDS["words"], block])
     k = design.template.k
     separator = SEPARATORS[design.template.separator]
     first, second, *near = (words[cls][i] for i in quad)

@@ -36,6 +36,7 @@ from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_labels
 from twotowers.heads import Head
+from twotowers.settings import SEEDS
 
 from towerlab_experiments.similarities import (
     Values,
@@ -395,7 +396,7 @@ def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d
         d: Number of columns, at most d_model.
         seed: Seed of the draw.
     """
-    rng = np.random.default_rng([0, 75, seed])
+    rng = np.random.default_rng([0, SEEDS["words"], seed])
     normal = rng.normal(size=(d_model, min(d, d_model)))
     basis, _ = np.linalg.qr(normal)
     return torch.from_numpy(basis)

@@ -26,14 +26,12 @@ import xarray as xr
 
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads, head_coordinates
-from twotowers.settings import Template
+from twotowers.settings import SEEDS, Template
 
 HEADS_PER_SET = 5
 MAX_K = 4
 MIN_ATTENTION_DIFFERENCE = 0.02
 MIN_WRITTEN = 0.1
-SEED = [0, 44]
-"""Seed of random sets and lists. It never changes, so that controls stay as they are"""
 RANDOM_LISTS = 1000
 """Number of random lists that a list is compared with"""
 SINGLE_HEADS = 20
@@ -239,7 +237,7 @@ def draw_matched_sets(
             f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
             "choose a smaller top_k"
         )
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng([0, SEEDS["random sets"]])
     sets = []
     for _ in range(n_sets):
         pools = _shuffled_pools(rng, free)
@@ -331,7 +329,7 @@ def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[
 
 def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
     """Return different lists of free heads, first from the layer of the head that they replace."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng([0, SEEDS["random sets"]])
     lists: dict[tuple[Head, ...], list[Head]] = {}
     for _ in range(RANDOM_LISTS):
         pools = _shuffled_pools(rng, free)

@@ -29,6 +29,16 @@ CLASS_NAMES = "class names"
 them"""
 SEPARATORS = {"space": " ", "line break": "\n"}
 """Text between two demonstrations by name. The paper has a space."""
+SEEDS = {
+    "paper's sets": 5,
+    "random sets": 44,
+    "random partners": 45,
+    "other queries": 61,
+    "words": 75,
+    "chosen demonstrations": 76,
+}
+"""Draw -> its own number, a part of the seed. It never changes, so that measurements stay as they
+are"""
 
 
 class Template(NamedTuple):

@@ -18,11 +18,9 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
+from twotowers.settings import SEEDS
 
 from towerlab.prompts.prompt import Prompt
-
-SEED = [0, 61]
-"""Seed of the other queries. It never changes, so that measurements stay as they are"""
 
 
 def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
@@ -136,7 +134,7 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     Returns:
         Prompts, block by block.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng([0, SEEDS["other queries"]])
     texts = _texts_and_classes(blocks)
     variants = []
     # The last block comes first: the draws depend on the order.
