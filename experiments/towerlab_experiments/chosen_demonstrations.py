@@ -23,7 +23,7 @@ from towerlab.measure.sets import BY_ATTENTION
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.word_blocks import spread_words
 from twotowers.paths import data_folder
-from twotowers.settings import SEPARATORS
+from twotowers.settings import SEEDS, SEPARATORS
 from twotowers.tables import read_csv
 
 from towerlab_experiments.answers import answers

@@ -95,10 +95,12 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
             f"unknown head '{unknown[0]}' of '{model.name}': expected layers up to "
             f"{model.n_layers - 1} and heads up to {model.n_heads - 1}"
         )
-    (encoded,) = model.encode([prompt])
-    runs = {"before": capture(model, [encoded], {"weights"})}
-    with edited(model, zero_ablate(heads, everywhere([encoded]))):
-        runs["after"] = capture(model, [encoded], {"weights"})
+    batch = model.encode([prompt])
+    (encoded,) = batch
+    runs = {"before": capture(model, batch, {"weights"})}
+    edit = zero_ablate(heads, everywhere(batch))
+    with edited(model, edit):
+        runs["after"] = capture(model, batch, {"weights"})
 
     p = {}
     for when, run in runs.items():

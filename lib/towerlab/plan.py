@@ -119,9 +119,10 @@ class Plan:
         Args:
             notebook: Name of the notebook.
         """
+        chapter = chapter_number(notebook)
         judged = {row.chapter for row in claims.claims().values()}
         compared = {row.chapter for row in claims.paper_results().values()}
-        return chapter_number(notebook) in judged | compared
+        return chapter in judged | compared
 
     def measurements(self, notebook: str) -> Iterator[tuple[str, str]]:
         """Yield suite and name of each measurement that a notebook reads.
@@ -133,8 +134,10 @@ class Plan:
             Suite of the texts, and measurement.
         """
         about = self.notebooks[notebook]
-        for suite in about.get("suites", [self.settings.suite]):
-            for name in about.get("measurements", []):
+        suites = about.get("suites", [self.settings.suite])
+        names = about.get("measurements", [])
+        for suite in suites:
+            for name in names:
                 yield suite, name
 
     def to_measure(self, notebook: str) -> list[tuple[str, str]]:
@@ -164,8 +167,10 @@ class Plan:
             Paths; a file of the default model may be missing.
         """
         wanted = {*self.measurements(notebook)}
-        found = files.precomputed_files()
-        paths = [path for (_, suite, name), path in found.items() if (suite, name) in wanted]
+        paths = []
+        for (_, suite, name), path in files.precomputed_files().items():
+            if (suite, name) in wanted:
+                paths.append(path)
         for suite, name in self.to_measure(notebook):
             path = self.pipeline(suite).path(name)
             paths.append(path)
@@ -259,7 +264,8 @@ class Plan:
         rows = read_csv(data_folder() / "variables.csv", str)
         names = [name for _, name in self.measurements(notebook)]
         is_read = rows["measurement"].isin(names)
-        return rows[is_read].to_csv(index=False)
+        rows = rows[is_read]
+        return rows.to_csv(index=False)
 
     def statements(self, notebook: str, table: str) -> str:
         """Return the rows of a table of statements that a notebook uses, as CSV.
@@ -271,7 +277,8 @@ class Plan:
         rows = read_csv(data_folder() / f"{table}.csv", str)
         is_own = rows["chapter"] == chapter_number(notebook)
         is_of_all = rows["id"].isin(OF_ALL[table])
-        return rows[is_own | is_of_all].to_csv(index=False)
+        rows = rows[is_own | is_of_all]
+        return rows.to_csv(index=False)
 
 
 def all_tables() -> dict[str, str]:
@@ -308,5 +315,6 @@ def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
     first = [name for name in names if name in needed]
     rest = [name for name in names if name not in needed]
     rest.sort(key=lambda name: -catalogue.row_of(name).passes)
-    dealt = [rest[i::n] for i in range(n)]
-    return [[first] if first else [], [share for share in dealt if share]]
+    n_shares = min(n, len(rest))
+    dealt = [rest[i::n_shares] for i in range(n_shares)]
+    return [[first] if first else [], dealt]

@@ -142,7 +142,8 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
         ascending = np.sort(x, axis)
         return ascending.take(-k, axis)
 
-    return values >= flat.reduce(kth_largest, "layer_and_head")
+    lowest = flat.reduce(kth_largest, "layer_and_head")
+    return values >= lowest
 
 
 def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]]:
@@ -169,7 +170,8 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
         increases: Measurement "increase_by_norm", on selection blocks.
         k: Number of heads.
     """
-    mean = increases["increase"].sel(norm="frozen").mean("prompt")
+    increase = increases["increase"].sel(norm="frozen")
+    mean = increase.mean("prompt")
     return top_heads(mean, k, minimum=-np.inf)
 
 
@@ -180,7 +182,11 @@ def halves(data: xr.Dataset) -> list[xr.Dataset]:
         data: A measurement on blocks.
     """
     pairs = np.unique(data["class_pair"])
-    return [data.isel(prompt=data["class_pair"].isin(pairs[i::2]).values) for i in (0, 1)]
+    parts = []
+    for half in (pairs[::2], pairs[1::2]):
+        is_in_half = data["class_pair"].isin(half)
+        parts.append(data.isel(prompt=is_in_half.values))
+    return parts
 
 
 def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) -> list[Head]:
@@ -195,11 +201,11 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
     """
     on_labels = heads["attention"].sum("demonstration").mean("prompt")
     usual = select_heads(on_labels, judged).mean()
-    preference = abs(attention_difference(heads).mean("prompt"))
-    found = (on_labels >= usual / 2) & (preference < MIN_ATTENTION_DIFFERENCE)
-    return [
-        Head(*map(int, place)) for place in np.argwhere(found.transpose("layer", "head").values)
-    ]
+    difference = attention_difference(heads).mean("prompt")
+    has_none = abs(difference) < MIN_ATTENTION_DIFFERENCE
+    found = (on_labels >= usual / 2) & has_none
+    places = np.argwhere(found.transpose("layer", "head").values)
+    return [Head(layer, head) for layer, head in places.tolist()]
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
@@ -379,7 +385,8 @@ def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.Dat
     flat = masks.stack(shuffled=dims)
     rng = np.random.default_rng(0)
     shuffled = rng.permuted(flat.values, axis=-1)
-    sets = flat.copy(data=shuffled).unstack("shuffled")
+    flat = flat.copy(data=shuffled)
+    sets = flat.unstack("shuffled")
     return sets.transpose("random_set", "layer", "head")
 
 
@@ -400,7 +407,9 @@ def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """
     coordinates = head_coordinates(heads)
     indices = xr.Dataset(coords=coordinates)
-    return values.isel(layer=indices["layer"], head=indices["head"])
+    layers = indices["layer"]
+    numbers = indices["head"]
+    return values.isel(layer=layers, head=numbers)
 
 
 def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
@@ -414,7 +423,8 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
         Over (random_set, ..., selected_head).
     """
     n_heads = len(sets[0]) if sets else 0
-    pairs = np.array(sets, dtype=int).reshape(len(sets), n_heads, 2)
+    shape = len(sets), n_heads, 2
+    pairs = np.array(sets, dtype=int).reshape(shape)
     indices = xr.DataArray(pairs, dims=("random_set", "selected_head", "index"))
     layers = indices[..., 0]
     numbers = indices[..., 1]
@@ -471,5 +481,6 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
 
 def _all_values(name: str, data: Any, target: Any) -> list[str]:
     """Return the values of a coordinate in two measurements, sorted."""
-    values = {*data[name].values, *target[name].values}
-    return sorted(values)
+    selecting = data[name].values
+    evaluating = target[name].values
+    return sorted({*selecting, *evaluating})

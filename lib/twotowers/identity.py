@@ -46,7 +46,9 @@ def digits(value: object) -> str:
     Args:
         value: Value that JSON can hold.
     """
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+    text = json.dumps(value)
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:12]
 
 
 def deciding_settings(name: str, settings: Settings, **dump: Any) -> dict[str, Any]:
@@ -89,10 +91,13 @@ def identity_of(name: str, settings: Settings, fingerprint: str) -> str:
     Returns:
         Text of a JSON object with sorted keys.
     """
-    made_from = {"model": fingerprint, "texts": text_digest(settings.suite)}
-    fields = deciding_settings(name, settings) | made_from | {"versions": versions(name)}
+    fields = deciding_settings(name, settings)
+    fields["model"] = fingerprint
+    fields["texts"] = text_digest(settings.suite)
+    fields["versions"] = versions(name)
     if name in TABLES:
-        fields["tables"] = digits([read_text(data_folder() / file) for file in TABLES[name]])
+        tables = [read_text(data_folder() / file) for file in TABLES[name]]
+        fields["tables"] = digits(tables)
     return json.dumps(fields, sort_keys=True)
 
 
@@ -137,10 +142,13 @@ def folder_of(settings: Settings, model: str, name: str = "heads") -> Path:
     Returns:
         Path, whether or not the folder exists.
     """
-    out, changed = Path(settings.out), changed_settings(name, settings)
-    if not changed or out.resolve() == (data_folder() / "measurements").resolve():
+    out = Path(settings.out)
+    precomputed = data_folder() / "measurements"
+    changed = changed_settings(name, settings)
+    if not changed or out.resolve() == precomputed.resolve():
         return out / model / settings.suite
-    return out / model / f"{settings.suite}-{digits(changed)[:DIGITS_OF_NAMES]}"
+    digest = digits(changed)[:DIGITS_OF_NAMES]
+    return out / model / f"{settings.suite}-{digest}"
 
 
 def agrees(data: xr.Dataset, **parts: Any) -> bool:
@@ -181,4 +189,5 @@ def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
         settings: All settings.
     """
     changed = changed_settings(data.attrs["measurement"], settings)
-    return agrees(data, **{name: value for name, value in changed.items() if name not in NUMBERS})
+    others = {name: value for name, value in changed.items() if name not in NUMBERS}
+    return agrees(data, **others)

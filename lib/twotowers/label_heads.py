@@ -32,8 +32,10 @@ def at_labels(ds: xr.Dataset) -> xr.DataArray:
     """
     quantities = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
     both = quantities.to_dataarray("quantity")
-    kinds = (ds.is_true_label, ~ds.is_true_label)
-    means = [both.where(is_of_kind).mean("demonstration") for is_of_kind in kinds]
+    means = []
+    for is_of_kind in (ds.is_true_label, ~ds.is_true_label):
+        of_kind = both.where(is_of_kind)
+        means.append(of_kind.mean("demonstration"))
     return intervals.stack(xr.concat(means, "kind"))
 
 
@@ -44,7 +46,8 @@ def usual_rank(values: xr.DataArray, heads: np.ndarray) -> xr.DataArray:
         values: Result of `at_labels`.
         heads: Names of heads that are in no list.
     """
-    ranks = values.sel(quantity="rank").mean("prompt").sel(selected_head=heads)
+    ranks = values.sel(quantity="rank").mean("prompt")
+    ranks = ranks.sel(selected_head=heads)
     logarithms = xr.apply_ufunc(np.log, ranks)
     return np.exp(logarithms.mean("selected_head"))
 
@@ -56,7 +59,8 @@ def relative_to(values: xr.DataArray, usual: xr.DataArray) -> xr.DataArray:
         values: Result of `at_labels`.
         usual: Result of `usual_rank`.
     """
-    ranks, nats = (values.sel(quantity=[name]) for name in ("rank", "nats"))
+    ranks = values.sel(quantity=["rank"])
+    nats = values.sel(quantity=["nats"])
     return xr.concat([ranks / usual, nats], "quantity")
 
 
@@ -67,7 +71,8 @@ def share_that_reads(values: xr.DataArray) -> xr.DataArray:
         values: Result of `relative_to`, mean over prompts.
     """
     is_high = values.sel(quantity="rank") >= LARGE_RANK
-    reads = (is_high & (values.sel(quantity="nats") > 0)).all("kind")
+    is_towards = values.sel(quantity="nats") > 0
+    reads = (is_high & is_towards).all("kind")
     return reads.mean(SETS_AND_HEADS)
 
 
@@ -79,4 +84,6 @@ def share_that_attends(attention: xr.DataArray) -> xr.DataArray:
             selected_head).
     """
     true, false = (attention.sel(label=label) for label in LABELS)
-    return ((true >= 2 * false) & (true >= LARGE_ATTENTION)).mean(SETS_AND_HEADS)
+    is_twice = true >= 2 * false
+    attends = is_twice & (true >= LARGE_ATTENTION)
+    return attends.mean(SETS_AND_HEADS)

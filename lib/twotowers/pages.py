@@ -203,7 +203,8 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
         for word, counts in words:
             text = escape(with_script(word))
             shown_words.append(f"<b>{text}</b>" if counts else text)
-        cells.append((*map(escape, labels), ", ".join(shown_words)))
+        read = ", ".join(shown_words)
+        cells.append((*map(escape, labels), read))
     names = ["model and head", "read", "at", "top ten words"]
     style = pd.DataFrame(cells, columns=names).set_index(names[:3]).style
     style = style.set_properties(**{"text-align": "left"})  # JupyterLab aligns cells at the right

@@ -19,9 +19,9 @@ def best_pair(vectors: xr.Dataset) -> str:
     Args:
         vectors: Measurement "query_key_vectors" of one head.
     """
-    prompts = vectors[["class_pair", "query_class"]].reset_coords().to_dataframe()
-    query_classes = prompts.groupby("class_pair")["query_class"]
-    n_classes = query_classes.nunique()
+    prompts = vectors[["class_pair", "query_class"]].reset_coords()
+    by_pair = prompts.to_dataframe().groupby("class_pair")
+    n_classes = by_pair["query_class"].nunique()
     has_most = n_classes == n_classes.max()
     pairs = n_classes.index[has_most]
     is_some = vectors["class_pair"].isin(pairs)
@@ -31,8 +31,9 @@ def best_pair(vectors: xr.Dataset) -> str:
     is_true = some["is_true_label"].astype(bool)
     true = score.where(is_true).mean("demonstration")
     false = score.where(~is_true).mean("demonstration")
-    difference = (true - false).groupby(some["class_pair"])
-    best = difference.mean().idxmax()
+    difference = true - false
+    means = difference.groupby(some["class_pair"]).mean()
+    best = means.idxmax()
     return str(best.item())
 
 
@@ -54,23 +55,24 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     queries = part["query_vector"].transpose("prompt", "component")
     keys = part["key_vector"].stack(key=("prompt", "demonstration"))
     keys = keys.transpose("key", "component")
-    query_rows = _standardised(queries.values)
-    key_rows = _standardised(keys.values)
+    query_rows = _standardised(queries)
+    key_rows = _standardised(keys)
     rows = np.concatenate([query_rows, key_rows])
     _, _, components = np.linalg.svd(rows, full_matrices=False)
     x, y = components[:2] @ rows.T
     query_classes = part["query_class"].values
     key_classes = _key_classes(part, pair)
     table = pd.DataFrame({"x": x, "y": y})
-    table["tower"] = ["query"] * len(queries) + ["key"] * len(keys)
+    table["tower"] = ["query"] * len(query_rows) + ["key"] * len(key_rows)
     table["class"] = [*query_classes, *key_classes]
     return table
 
 
-def _standardised(tower: np.ndarray) -> np.ndarray:
+def _standardised(tower: xr.DataArray) -> np.ndarray:
     """Return vectors (row, component) around their mean, in units of one standard deviation."""
-    centred = tower - tower.mean(0)
-    return centred / tower.std()
+    vectors = tower.values
+    centred = vectors - vectors.mean(0)
+    return centred / vectors.std()
 
 
 def _key_classes(vectors: xr.Dataset, pair: str) -> np.ndarray:

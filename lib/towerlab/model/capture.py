@@ -170,7 +170,8 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
     parts = {}
     for name, tensors in entries.items():
         parts[name] = torch.stack([tensor.to(model.device) for tensor in tensors])
-    z = parts["attention_out_input"].unflatten(-1, (model.n_heads, model.d_head))
+    of_heads = model.n_heads, model.d_head
+    z = parts["attention_out_input"].unflatten(-1, of_heads)
     parts["attention_out_input"] = z
     parts["z"] = z
     parts["resid_mid"] = parts["resid_pre"]
@@ -196,9 +197,8 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
 
 def _times(x: Tensor, factor: Float[Tensor, "layer batch"]) -> Tensor:
     """Return the values of each prompt (layer, batch, ...) times a number, in their dtype."""
-    n_missing = x.dim() - factor.dim()
-    ones = (1,) * n_missing
-    factor = factor.reshape(*factor.shape, *ones)
+    while factor.dim() < x.dim():
+        factor = factor[..., None]
     product = x * factor
     return product.to(x.dtype)
 
@@ -243,7 +243,8 @@ def label_log_probs(
     """
     log_probs = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair_ids for e in batch], device=logits.device)
-    words = words.expand(*logits.shape[:-1], -1)
+    versions = logits.shape[:-1]
+    words = words.expand(*versions, -1)
     labels = log_probs.take_along_dim(words, -1)
     top = log_probs.argmax(-1)
     return top.cpu(), labels.cpu().double()

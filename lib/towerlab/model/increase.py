@@ -85,15 +85,16 @@ def increases_along(
     n_prompts = z.shape[1]
     as_vectors = n_prompts * (model.d_model - model.d_head) < model.d_model * model.d_head
     layers = range(model.n_layers)
-    word_values, inverse_scales = [], []
+    word_values = []
+    inverse_scales = []
     rows = [resid_pre[0]]
     for layer in layers:
         states, vectors, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
         scales = final_norm.scale(states) if frozen is None else frozen
         inverse = (1 / scales).expand(states.shape[:2])[..., None]
         inverse_scales.append(inverse)
-        word_value = (states * followed).sum(-1, keepdim=True)
-        word_values.append(word_value * inverse)
+        word_value = (states * followed).sum(-1, keepdim=True) * inverse
+        word_values.append(word_value)
         projected_vectors = vectors.flatten(0, 1) if as_vectors else vectors[0, :0]
         rows += [ffn[layer], bias[None], projected_vectors]
     together = torch.cat(rows)
@@ -123,8 +124,10 @@ def increases_along(
         total = torch.stack(slabs).logsumexp(0)
         log_p[layer] = word_values[layer][..., 0] - total.view_as(log_p[layer])
     before, between, after, *_ = log_p.unbind(1)
-    with_head = log_p[:, 3:] - log_p[:, :1]
-    return (between - before).T, (after - between).T, with_head.permute(2, 0, 1)
+    attention = between - before
+    ffn_blocks = after - between
+    heads = log_p[:, 3:] - log_p[:, :1]
+    return attention.T, ffn_blocks.T, heads.permute(2, 0, 1)
 
 
 class _Sums:

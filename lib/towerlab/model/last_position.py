@@ -145,7 +145,8 @@ class LastPosition:
         Yields:
             Indices of some edits, and final residual streams under them (edit, batch, d_model).
         """
-        first_layers = torch.tensor([edit.first_layer for edit in edits])
+        layers = [edit.first_layer for edit in edits]
+        first_layers = torch.tensor(layers)
         order = first_layers.argsort(stable=True)
         n_prompts = len(self.batch)
         n_edits = max(1, MAX_ROWS // n_prompts)
@@ -208,7 +209,8 @@ class LastPosition:
             for i, edit in enumerate(edits):
                 if edit.heads_of(layer):
                     row = slice(i, i + 1)
-                    attention = _after_plain(plain, _row_of(own, row), plain.mask)
+                    own_row = _row_of(own, row)
+                    attention = _after_plain(plain, own_row, plain.mask)
                     x = rows[:, row]
                     z_of_row = z[:, :, row]
                     state = LayerState(x, attention, z_of_row)
@@ -257,7 +259,8 @@ def _mask_of_rows(plain: Attention, n_rows: int) -> Tensor:
     """Return the positions that rows may attend to: those of the plain run, and each row itself."""
     mask = plain.mask[..., :-1]
     n_prompts = len(mask)
+    device = mask.device
     others = mask.expand(-1, 1, n_rows, -1)
-    itself = torch.eye(n_rows, dtype=torch.bool, device=mask.device)
+    itself = torch.eye(n_rows, dtype=torch.bool, device=device)
     itself = itself.expand(n_prompts, 1, -1, -1)
     return torch.cat([others, itself], -1)

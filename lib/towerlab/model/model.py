@@ -353,7 +353,9 @@ class Model:
             Normalised vectors (*rows, d_model), or x itself if the block has no norm (OLMo 2).
         """
         path = getattr(self.architecture, f"{block}_norm")
-        return apply_norm(self.part(layer, path), x) if path else x
+        if not path:
+            return x
+        return apply_norm(self.part(layer, path), x)
 
     def part(self, layer: int, path: str) -> nn.Module:
         """Return a module inside a block.
@@ -379,7 +381,9 @@ class Model:
             The norm, or None, as in most architectures.
         """
         path = getattr(self.architecture, f"{block}_norm_after")
-        return self.part(layer, path) if path else None
+        if not path:
+            return None
+        return self.part(layer, path)
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         """Return W_O or fc2 (input, d_model), times the weight of a norm that follows."""
@@ -462,7 +466,9 @@ class Model:
         The FFNs of GPT-J, Phi and (depending on the config) GPT-NeoX do so.
         """
         row = self.architecture.parallel
-        return bool(getattr(self.config, row)) if isinstance(row, str) else row
+        if isinstance(row, str):
+            return bool(getattr(self.config, row))
+        return row
 
     def projection(
         self, layer: int, which: int

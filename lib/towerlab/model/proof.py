@@ -110,9 +110,10 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
 def _error(ours: Tensor, theirs: Tensor) -> float:
     """Return the largest difference, relative to the largest of their numbers."""
     theirs = widen(theirs)
-    difference = (widen(ours) - theirs).abs().max()
+    difference = widen(ours) - theirs
+    largest = difference.abs().max()
     size = theirs.abs().max().clamp_min(1e-12)
-    return float(difference / size)
+    return float(largest / size)
 
 
 def _total(capture: Capture) -> Tensor:

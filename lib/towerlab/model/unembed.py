@@ -149,7 +149,7 @@ def top_words(
     p = unembedding.norm.normalise(v, scale)
     # Added to bs-values: 0, or minus infinity for words to leave out.
     mask = p.new_zeros(unembedding.vocabulary)
-    mask.index_fill_(0, without.to(p.device), -torch.inf)
+    mask[without.to(p.device)] = -torch.inf
     n_allowed = int(mask.isfinite().sum())
     k = min(k, n_allowed)
     values = p.new_full((*p.shape[:-1], k), -torch.inf)

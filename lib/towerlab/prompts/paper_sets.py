@@ -103,7 +103,8 @@ def paper_prompts(
         Prompts 0 to n - 1 of the set.
     """
     halves = {}
-    for cls, class_texts in (texts or {}).items():
+    texts = texts or {}
+    for cls, class_texts in texts.items():
         rng = np.random.default_rng([seed, _SEED, *cls.encode()])
         mixed = _mixed(rng, class_texts)
         half = len(mixed) // 2
@@ -134,7 +135,8 @@ def _draw(
     false_texts = _mixed(rng, words[false])
     if halves:
         _, queries = halves[true]
-        query = queries[rng.integers(len(queries))]
+        place = rng.integers(len(queries))
+        query = queries[place]
     else:
         query = true_texts[K]
     true_label, false_label = LABELS
@@ -154,8 +156,8 @@ def _other_query(prompt: Prompt) -> Prompt:
     words = class_words()[cls]
     unused = [word for word in words if word not in used]
     rng = np.random.default_rng([_SEED, prompt.block])
-    query = unused[rng.integers(len(unused))]
-    return with_query(prompt, query, cls)
+    number = rng.integers(len(unused))
+    return with_query(prompt, unused[number], cls)
 
 
 ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}

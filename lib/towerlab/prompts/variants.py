@@ -115,7 +115,10 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     """
     first, second = prompt.labels
     other = {first: second, second: first}
-    demonstrations = [replace(d, label=other[d.label]) for d in prompt.demonstrations]
+    demonstrations = []
+    for d in prompt.demonstrations:
+        exchanged = replace(d, label=other[d.label])
+        demonstrations.append(exchanged)
     true_label = other[prompt.true_label]
     return replace(prompt, demonstrations=demonstrations, true_label=true_label)
 
@@ -144,7 +147,8 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
         classes = {d.cls for d in prompt.demonstrations}
         (other,) = classes - {prompt.query_class}
         unused = [text for text, cls in texts if cls == other and text not in shown]
-        text = unused[rng.integers(len(unused))]
+        number = rng.integers(len(unused))
+        text = unused[number]
         own_query = prompt.query, prompt.query_class
         other_query = text, other
         for pattern, query in product(orders, (own_query, other_query)):
