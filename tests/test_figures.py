@@ -1,11 +1,13 @@
 """Charts of nothing, of many models, of models that share a panel, and where memory is short."""
 
+import re
 import resource
 import subprocess
 import sys
 
 import altair as alt
 import pandas as pd
+import pytest
 from twotowers import colours, figures
 
 
@@ -84,3 +86,12 @@ def test_models_in_one_panel_have_a_colour_each():
     assert scale["domain"] == ["mini-gpt2", "SmolLM2-135M"]
     assert scale["range"] == colours.MODEL_COLOURS and chart["columns"] == 2
     assert len({*colours.MODEL_COLOURS}) == len(colours.MODEL_COLOURS)
+
+
+@pytest.mark.parametrize("largest", [8.5, 2000, 0.00003])
+def test_labels_of_values_are_plain_numbers(largest):
+    table = pd.DataFrame({"model": "a", "part": ["x", "y"], "value": [largest, largest / 2],
+                          "low": 0.0, "high": largest})  # fmt: skip
+    chart = figures.svg(figures.intervals(table, "part", mark="bar", title="nats").to_dict())
+    labels = re.findall(r">([-−\d.,e+]*\d[-\d.,e+]*)<", chart)
+    assert len(labels) > 2 and not [label for label in labels if "e" in label]

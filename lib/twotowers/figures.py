@@ -373,7 +373,7 @@ def intervals(
         "bar": base.mark_bar(opacity=0.85),
         "line": base.mark_line(point={"size": 35}),
     }
-    axis_format = ".0%" if fmt.endswith("%") else "~g"
+    axis_format = ".0%" if fmt.endswith("%") else "~f"  # not ~g, which writes 10 as 1e+1
     numbers = value("value:Q", title=title).axis(format=axis_format)
     values = marks[mark].encode(numbers)
     spread = spread.encode(value("low:Q"), end("high:Q"))
