@@ -287,7 +287,7 @@ def _other_heads(heads: Heads, measured: np.ndarray) -> np.ndarray:
     return free
 
 
-def random_lists(
+def draw_random_lists(
     heads: Sequence[Head], measured: np.ndarray, n_key_value_heads: int
 ) -> list[list[Head]]:
     """Return different random lists of heads from other key-value groups than those of a list.
@@ -314,7 +314,7 @@ def random_lists(
     return _draw_lists(heads, free)
 
 
-def random_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[list[Head]]:
+def draw_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[list[Head]]:
     """Return different random lists of any other heads of the same layers as those of a list.
 
     There are no lists if a layer has too few other heads.

@@ -40,8 +40,8 @@ from twotowers.claims import (
 )
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
 from twotowers.head_selection import (
-    random_lists,
-    random_lists_in_layers,
+    draw_lists_in_layers,
+    draw_random_lists,
     select_heads,
     select_sets,
     share_in_layer,
@@ -155,11 +155,11 @@ def compare(
     if heads is None:
         return found
     measured = _drawable(grid, others)
-    lists = random_lists(listed, measured, (sizes or {})["key_value_heads"])
+    lists = draw_random_lists(listed, measured, (sizes or {})["key_value_heads"])
     return found._replace(
         random=_in_lists(statistic, grid, lists),
         share_in_layer=share_in_layer(listed, lists),
-        in_layers=_in_lists(statistic, grid, random_lists_in_layers(listed, measured)),
+        in_layers=_in_lists(statistic, grid, draw_lists_in_layers(listed, measured)),
     )
 
 
