@@ -62,7 +62,8 @@ def quads_of(similarity: np.ndarray, rank: np.ndarray, tokens: np.ndarray, n: in
     contrast = _contrasts(similarity)
     is_allowed = _contrasts(closeness) <= 0
     is_equal = tokens[:, None] == tokens
-    contrast = np.where(is_allowed & is_equal[:, :, None, None], contrast, -np.inf)
+    is_allowed &= is_equal[:, :, None, None]
+    contrast = np.where(is_allowed, contrast, -np.inf)
     quads: list[Quad] = []
     for _ in range(n):
         best = np.unravel_index(contrast.argmax(), contrast.shape)
@@ -71,7 +72,8 @@ def quads_of(similarity: np.ndarray, rank: np.ndarray, tokens: np.ndarray, n: in
         first, second, near, far = map(int, best)
         quads.append((first, second, near, far))
         for dimension in range(4):
-            np.moveaxis(contrast, dimension, 0)[list(best)] = -np.inf
+            by_word = np.moveaxis(contrast, dimension, 0)
+            by_word[list(best)] = -np.inf
     return quads
 
 
@@ -111,12 +113,11 @@ def quad_prompts(
     first, second, *near = (words[cls][i] for i in quad)
     (other_class,) = {*pair.split("/")} - {cls}
     pool = [word for word in words[cls] if word not in (first, second, *near)]
-    shown = {
-        cls: [*near, *rng.permutation(pool)[: k - 2].tolist()],
-        other_class: rng.permutation(words[other_class])[:k].tolist(),
-    }
-    texts_and_classes = [(text, of) for of, texts in shown.items() for text in texts]
-    demonstrations = rng.permutation(texts_and_classes).tolist()
+    more = rng.permutation(pool)[: k - 2].tolist()
+    others = rng.permutation(words[other_class])[:k].tolist()
+    of_class = [(text, cls) for text in (*near, *more)]
+    of_other_class = [(text, other_class) for text in others]
+    demonstrations = rng.permutation([*of_class, *of_other_class]).tolist()
     labels = label_pair.split("/")
     prompts = []
     for assigned in (labels, labels[::-1]):
@@ -166,11 +167,12 @@ def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> 
             common[layer] = state._replace(attention=attention)
         positions = last.capture.label_positions
         edits = [interchange(heads, "query", common, positions) for heads in sets.values()]
-        changed = answer_variables(last.batch, *last.answers(edits))["logit_difference"]
-        plain = answer_variables(last.batch, *last.plain_answer())["logit_difference"]
+        changed = answer_variables(last.batch, *last.answers(edits))
+        plain = answer_variables(last.batch, *last.plain_answer())
 
-        def by_pair(values: Tensor) -> Tensor:
-            return values.unflatten(0, (2, n)).transpose(0, 1)
+        def by_pair(answered: Tensors) -> Tensor:
+            differences = answered["logit_difference"].unflatten(0, (2, n))
+            return differences.transpose(0, 1)
 
         return {"logit_difference": by_pair(changed), "base_logit_difference": by_pair(plain)}
 
@@ -213,7 +215,8 @@ def class_similarities(towers: xr.Dataset, heads: Sequence[Head]) -> dict[str, n
     for cls, of_class in scores.groupby("pair_class"):
         n = int((towers["asked_class"] == cls).sum())
         square = np.zeros((n, n))
-        square[np.triu_indices(n, 1)] = of_class.values
+        above = np.triu_indices(n, 1)
+        square[above] = of_class.values
         similarities[str(cls)] = square + square.T
     return similarities
 

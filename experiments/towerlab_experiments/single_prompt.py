@@ -144,9 +144,11 @@ def _increases_with(
     def log_prob(states: Tensor) -> Tensor:
         parts = []
         for rows in states.flatten(0, -2).split(ROWS):
-            log_probs = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)
+            values = unembed.bs_values(rows, model.unembedding, scale)
+            log_probs = values.log_softmax(-1)
             parts.append(log_probs[:, capture.true_ids])
-        return torch.cat(parts).view(states.shape[:-1])
+        shape = states.shape[:-1]
+        return torch.cat(parts).view(shape)
 
     return log_prob(starts + vectors) - log_prob(starts)
 
@@ -285,14 +287,16 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
 
     scale = unembedding.norm.scale(capture.resid_final)
     p = unembed.bs_values(states, unembedding, scale).softmax(-1)
-    rows = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
+    usual = p @ widen(unembedding.weight)
+    rows = widen(unembedding.weight[word]) - usual
     # The product with a vector is the slope of the log-probability along that vector.
     slopes = unembedding.norm.fold(rows) / scale
     layers, numbers, increase, ranks, raising = candidates(slopes)
     largest, best = increase.topk(min(NEURONS, len(increase)))
     # The product with the word's row is the word's logit, up to the scale of the final norm.
     word_row = unembedding.norm.fold(unembedding.weight[word])
-    _, _, by_logit, ranks_by_logit, _ = candidates(word_row.expand(model.n_layers, -1))
+    word_rows = word_row.expand(model.n_layers, -1)
+    _, _, by_logit, ranks_by_logit, _ = candidates(word_rows)
     return {
         "neuron_layer": layers[best], "neuron_number": numbers[best], "neuron_increase": largest,
         "neuron_rank": ranks[best], "raising": raising,
@@ -370,10 +374,12 @@ def recipe_label_increases(pipeline: Pipeline) -> Recipe:
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 needs a prompt of words")
     heads = listed_first(pipeline.measured("paper"), CASE.dataset)
-    layers = {layer + step for layer, _ in heads[:SWEPT] for step in (-1, 0, 1)}
+    layers = set()
+    for layer, _ in heads[:SWEPT]:
+        layers |= {layer - 1, layer, layer + 1}
     near = [head for head in heads if head.layer in layers]
-    encoded = encoded_sets(pipeline.design, [CASE.dataset])[:PROMPTS]
-    return Recipe(label_increases, encoded, (near,))
+    encoded = encoded_sets(pipeline.design, [CASE.dataset])
+    return Recipe(label_increases, encoded[:PROMPTS], (near,))
 
 
 RECIPES = {
