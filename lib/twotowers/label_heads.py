@@ -36,7 +36,8 @@ def at_labels(ds: xr.Dataset) -> xr.DataArray:
     for is_of_kind in (ds.is_true_label, ~ds.is_true_label):
         of_kind = both.where(is_of_kind)
         means.append(of_kind.mean("demonstration"))
-    return intervals.stack(xr.concat(means, "kind"))
+    by_kind = xr.concat(means, "kind")
+    return intervals.stack(by_kind)
 
 
 def usual_rank(values: xr.DataArray, heads: np.ndarray) -> xr.DataArray:
@@ -61,7 +62,8 @@ def relative_to(values: xr.DataArray, usual: xr.DataArray) -> xr.DataArray:
     """
     ranks = values.sel(quantity=["rank"])
     nats = values.sel(quantity=["nats"])
-    return xr.concat([ranks / usual, nats], "quantity")
+    relative = ranks / usual
+    return xr.concat([relative, nats], "quantity")
 
 
 def share_that_reads(values: xr.DataArray) -> xr.DataArray:
@@ -85,5 +87,6 @@ def share_that_attends(attention: xr.DataArray) -> xr.DataArray:
     """
     true, false = (attention.sel(label=label) for label in LABELS)
     is_twice = true >= 2 * false
-    attends = is_twice & (true >= LARGE_ATTENTION)
+    is_large = true >= LARGE_ATTENTION
+    attends = is_twice & is_large
     return attends.mean(SETS_AND_HEADS)

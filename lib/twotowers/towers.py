@@ -59,11 +59,14 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     key_rows = _standardised(keys)
     rows = np.concatenate([query_rows, key_rows])
     _, _, components = np.linalg.svd(rows, full_matrices=False)
-    x, y = components[:2] @ rows.T
+    first_two = components[:2]
+    x, y = first_two @ rows.T
     query_classes = part["query_class"].values
     key_classes = _key_classes(part, pair)
     table = pd.DataFrame({"x": x, "y": y})
-    table["tower"] = ["query"] * len(query_rows) + ["key"] * len(key_rows)
+    n_queries = len(query_rows)
+    n_keys = len(key_rows)
+    table["tower"] = ["query"] * n_queries + ["key"] * n_keys
     table["class"] = [*query_classes, *key_classes]
     return table
 
@@ -82,5 +85,5 @@ def _key_classes(vectors: xr.Dataset, pair: str) -> np.ndarray:
     other_class = xr.where(query_class == first, second, first)
     is_true = vectors["is_true_label"].astype(bool)
     classes = xr.where(is_true, query_class, other_class)
-    classes = classes.transpose("prompt", "demonstration")
-    return classes.values.ravel()
+    by_prompt = classes.transpose("prompt", "demonstration")
+    return by_prompt.values.ravel()
