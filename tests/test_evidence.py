@@ -198,7 +198,7 @@ ALL_ALIKE = {pair: [(0, 1)] for pair in "abcd"}
 
 
 def two_sets(heads):
-    return [[(1, head) for _, head in heads], [(1, 2)] * len(heads)]
+    return [[Head(1, head) for _, head in heads], [Head(1, 2)] * len(heads)]
 
 
 def model_of(attending, drawn, shape=(2, 3)):
