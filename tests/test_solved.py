@@ -87,7 +87,8 @@ def test_the_two_verdicts_are_read_apart(chapter, tmp_path, monkeypatch):
     found = {"a": Result(1.0, "words")}
     chapter.compare_with_paper("figure 3", "1.3", found, solved=Solved({"a": Result(0.1, "")}))
     chapter.close()
-    first, second = (evidence.read(tmp_path, claims.paper_results(), solved) for solved in (0, 1))
+    results = claims.paper_results()
+    first, second = (evidence.read(tmp_path, results, solved) for solved in (False, True))
     assert first["verdict"].tolist() == [AGREES] and second["verdict"].tolist() == [DISAGREES]
 
 

@@ -138,7 +138,7 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
     """
     flat = values.stack(layer_and_head=("layer", "head"))
 
-    def kth_largest(x: np.ndarray, axis: int) -> np.ndarray:
+    def kth_largest(x: np.ndarray, axis: int) -> Any:
         ascending = np.sort(x, axis)
         return ascending.take(-k, axis)
 
