@@ -77,10 +77,12 @@ def answer(rows: pd.DataFrame) -> str:
     """
     told = sentences(rows)
     return (
-        '<p class="opening-answer">A paper says yes (<a href="references.html">Yu and Ananiadou, '
-        "EMNLP 2024</a>): query and key matrices of a few heads are two towers of a metric. "
-        f"We rebuilt it in {rows['model'].nunique()} models and added controls. "
-        f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')}</p>"
+        '<p class="opening-answer">Show a language model four labelled words, and it labels a '
+        'fifth. A paper (<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that a few '
+        "attention heads do this: they compare the new word with the examples, and copy the label "
+        f"of similar ones. We tested that in {rows['model'].nunique()} models. "
+        f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
+        '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
 
 
@@ -167,19 +169,18 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         rows: Rows of evidence.
     """
     told = sentences(rows)
-    judged, solved = verdict_map.tests(build), verdict_map.tests(build, solved=True)
+    solved = verdict_map.tests(build, solved=True)
+    judged = verdict_map.tests(build)
     agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
     little = (
-        f"On prompts that the models solve, {in_counts(solved)} "
-        f"{never_in(solved)} "
-        f"In the paper's protocol, {in_counts(judged)} But {n_failing} tests that agree are of "
-        "models that fail the task on the paper's prompts "
-        '(<a href="figure-by-figure.html">figure by figure</a>). '
+        f"{never_in(solved)}<p>On the paper's own prompts, {n_failing} of {len(agrees)} tests that "
+        "agree are of models that fail the task there "
+        '(<a href="figure-by-figure.html">figure by figure</a>).</p>'
     )
     parts = {
         "Holds": claim_strip(rows, "exchange-query"),
-        "Does not hold, or says little": f"<p>{little}{told.get('texts-shallow', '')}</p>",
+        "Does not hold, or says little": little,
         "New, as far as we know": claim_strip(rows, "product")
         + f"<p>{told.get('product', '')}</p>",
     }
@@ -190,31 +191,23 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     return f'<div class="opening-cards">{sections}</div>'
 
 
-def in_counts(judged: pd.DataFrame) -> str:
-    """Return how many tests of the paper's results agree, in words.
-
-    Args:
-        judged: Rows of evidence of the counted results.
-    """
-    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
-    n_agree = asked["verdict"].str.startswith(claims.AGREES).sum()
-    is_compared = asked["n_random_sets"] >= evidence.MIN_RANDOM_SETS
-    n_specific = (is_compared & (asked["verdict"] == claims.AGREES)).sum()
-    return (
-        f"<b>{n_agree} of {len(asked)} tests</b> of {asked['claim'].nunique()} results agree, "
-        f"{n_specific} of these beyond random heads."
-    )
-
-
 def never_in(judged: pd.DataFrame) -> str:
-    """Return a sentence on the results that agree in no model, also not in part.
+    """Return the results that agree in no model, also not in part, as a list.
 
     Args:
         judged: Rows of evidence of the counted results.
     """
     asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     fails = (asked["verdict"] == claims.DISAGREES).groupby(asked["claim"], sort=False).all()
-    return f"No model agrees with {', '.join(fails.index[fails])}." if fails.any() else ""
+    results = claims.paper_results()
+    items = "".join(
+        f'<li><a href="figure-by-figure.html#row-{results[name].anchor}">{escape(name)}</a>: '
+        f"{escape(results[name].statement)}</li>"
+        for name in fails.index[fails]
+    )
+    if not items:
+        return ""
+    return f"<p>On prompts that the models solve, not found in any of them:</p><ul>{items}</ul>"
 
 
 def matrix_of(build: Path) -> dict:

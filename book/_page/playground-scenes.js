@@ -17,7 +17,7 @@
       tested: TOWERS },
     { name: "Move the matching examples away", state: rows(eight, two, love, like),
       before: "The two numbers are now at the top, far from the query.",
-      after: "The arcs still end at the numbers, so the answer stays. But it is less certain: nearness counts, too.",
+      after: "The numbers still get more of the attention, so the answer stays. But it is less certain: nearness counts, too.",
       tested: BIASES },
     { name: "Remove one", state: rows(love, like, eight),
       before: "One of the two numbers is gone: foo appears once, bar twice.",
