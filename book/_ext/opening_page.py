@@ -78,8 +78,9 @@ def answer(rows: pd.DataFrame) -> str:
     told = sentences(rows)
     return (
         '<p class="opening-answer">Show a language model four labelled words, and it labels a '
-        'fifth. A paper (<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that a few '
-        "attention heads do this: they compare the new word with the examples, and copy the label "
+        'fifth. A paper (<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that '
+        "a few attention heads do this: they compare the new word with the examples, and copy the "
+        "label "
         f"of similar ones. We tested that in {rows['model'].nunique()} models. "
         f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
