@@ -68,6 +68,13 @@ LOOK = r"""() => {
     if (control.checkVisibility() && Math.min(width, height) < 24)
       faults.push(`too small for a finger: ${control.outerHTML.slice(0, 100)}`);
   }
+  for (const strip of document.querySelectorAll('table.strip')) {
+    const shown = [...strip.querySelectorAll('svg')].filter(svg => svg.checkVisibility());
+    const places = shown.map(svg => svg.getBoundingClientRect()).map(box => [box.left, box.right]);
+    if (places.some(([left, right]) =>
+        Math.abs(left - places[0][0]) > 1 || Math.abs(right - places[0][1]) > 1))
+      faults.push(`axis and lines of a strip differ in width: ${strip.textContent.slice(0, 60)}`);
+  }
   const width = Math.max(document.documentElement.scrollWidth, document.body.scrollWidth);
   if (width > window.innerWidth)
     faults.push(`the page is ${width} wide in a window of ${window.innerWidth}`);

@@ -208,7 +208,7 @@ def never_in(judged: pd.DataFrame) -> str:
     )
     if not items:
         return ""
-    return f"<p>On prompts that the models solve, not found in any of them:</p><ul>{items}</ul>"
+    return f"<p>On balanced prompts, which they answer above chance, no model shows:</p><ul>{items}</ul>"
 
 
 def matrix_of(build: Path) -> dict:
