@@ -69,7 +69,7 @@ LOOK = r"""() => {
       faults.push(`too small for a finger: ${control.outerHTML.slice(0, 100)}`);
   }
   for (const strip of document.querySelectorAll('table.strip')) {
-    const shown = [...strip.querySelectorAll('svg')].filter(svg => svg.checkVisibility());
+    const shown = [...strip.querySelectorAll('td > svg')].filter(svg => svg.checkVisibility());
     const places = shown.map(svg => svg.getBoundingClientRect()).map(box => [box.left, box.right]);
     if (places.some(([left, right]) =>
         Math.abs(left - places[0][0]) > 1 || Math.abs(right - places[0][1]) > 1))
@@ -131,7 +131,7 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
         *((HTML / f"_static/book/opening-page.{kind}").read_bytes() for kind in ("js", "css")),
     ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
-    assert re.search(r"<b>\d+ of \d+ tests</b> of \d+ results agree", fragment)
+    assert re.search(r"\d+ of \d+ tests that agree", fragment)
 
 
 TOO_TALL = """() => {

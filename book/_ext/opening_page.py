@@ -208,7 +208,8 @@ def never_in(judged: pd.DataFrame) -> str:
     )
     if not items:
         return ""
-    return f"<p>On balanced prompts, which they answer above chance, no model shows:</p><ul>{items}</ul>"
+    lead = "On balanced prompts, which they answer above chance, no model shows:"
+    return f"<p>{lead}</p><ul>{items}</ul>"
 
 
 def matrix_of(build: Path) -> dict:
