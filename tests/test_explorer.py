@@ -14,7 +14,8 @@ from twotowers.paths import data_folder
 from twotowers.tables import read_csv
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
-PRECOMPUTED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first
+# the smallest first
+PRECOMPUTED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", "tinyllama-1.1b", QWEN]
 
 
 def models_of(script):
