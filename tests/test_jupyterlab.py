@@ -34,7 +34,7 @@ RUN = """() => {
   jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.ended = true; });
 }"""
 PLACE = "() => jupyterapp.shell.currentWidget.context.path"
-SHUTDOWN = "() => jupyterapp.serviceManager.sessions.shutdownAll()"
+SHUTDOWN = "() => jupyterapp.shell.currentWidget.context.sessionContext.shutdown()"
 # The outputs of cells with their nodes, and whether a canvas has a mark.
 PARTS = """
   const cells = jupyterapp.shell.currentWidget.content.widgets;
