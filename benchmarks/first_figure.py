@@ -94,6 +94,7 @@ def run(chapter: str, model: str, out: str) -> dict[str, Any]:
         names = ", ".join(path.stem for path in sorted(BOOK.glob("[0-9]*.ipynb")))
         raise TwoTowersError(f"unknown chapter '{chapter}': expected the start of one of {names}")
     result = Path(out) / "run.ipynb"
+    result.parent.mkdir(parents=True, exist_ok=True)
     parameters = ["-p", "model", model, "-p", "out", out]
     command = [sys.executable, "-m", "papermill", str(found[0]), str(result), *parameters]
     ran = subprocess.run([*command, "--no-progress-bar"], capture_output=True, text=True)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import refused
 from towerlab.measure.pipeline import Pipeline
@@ -42,6 +43,18 @@ def test_a_notebook_that_papermill_ran_is_timed(tmp_path, capsys):
     path.write_text(json.dumps({"cells": [cell(0, 2), cell(2, 8, CAPTION), cell(8, 9)]}))
     assert first_figure.main("mini-gpt2", str(path)) == 0
     assert "| out.ipynb | 4.1 | 8 |" in capsys.readouterr().out
+
+
+def test_a_chapter_runs_in_a_folder_that_does_not_exist_yet(tmp_path, monkeypatch):
+    parameters = nbformat.v4.new_code_cell("model = out = ''", metadata={"tags": ["parameters"]})
+    shows = nbformat.v4.new_code_cell("print(model, out)")
+    notebook = nbformat.v4.new_notebook(cells=[parameters, shows])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    nbformat.write(notebook, tmp_path / "04-short.ipynb")
+    monkeypatch.setattr(first_figure, "BOOK", tmp_path)
+    out = str(tmp_path / "new" / "0")
+    ran = first_figure.run("04", "mini-gpt2", out)
+    assert ran["cells"][-1]["outputs"][0]["text"] == [f"mini-gpt2 {out}\n"]
 
 
 @pytest.mark.parametrize(("chapter", "n"), [("04", 40), ("11", 16)])
