@@ -8,6 +8,7 @@ import xarray as xr
 from towerlab_experiments.chosen_demonstrations import (
     choices_of,
     chosen,
+    contrasted,
     head_scores,
     prompts_of,
     yardsticks,
@@ -24,8 +25,8 @@ def test_k_of_each_class_are_chosen_by_rank_and_never_the_query(query):
     scores = np.random.default_rng(query).normal(size=(8, 8))
     scores[query, query] = 9.0
     classes = (range(4), range(4, 8)) if query < 4 else (range(4, 8), range(4))
-    for own, other in ((1, 1), (1, -1), (-1, -1)):
-        numbers = chosen(scores, query, 2, own, other)
+    for own, other, of_choice in ((1, 1, scores), (1, -1, contrasted(scores)), (-1, -1, -scores)):
+        numbers = chosen(of_choice, query, 2)
         for of_class, sign in zip(classes, (own, other), strict=True):
             ranked = sorted(
                 (i for i in of_class if i != query), key=lambda i: -sign * scores[query, i]
@@ -72,8 +73,8 @@ def test_yardsticks_are_those_of_the_tables(monkeypatch):
     data = towers()
     choices = choices_of(DESIGN, data, "a/b")
     assert [*choices] == ["towers", "farthest", "contrast", "other heads", "random"]
-    np.testing.assert_array_equal(choices["towers"][0], choices["farthest"][0])
-    assert (choices["other heads"][0] != choices["towers"][0]).any()
+    np.testing.assert_array_equal(choices["towers"], -choices["farthest"])
+    assert (choices["other heads"] != choices["towers"]).any()
     no_others = data.isel(selected_head=[0, 1])
     assert [*choices_of(DESIGN, no_others, "a/b")] == ["towers", "farthest", "contrast", "random"]
 

@@ -13,10 +13,11 @@ from tolerances import TIES
 from towerlab.measure.pipeline import EVALUATION, Design, Pipeline, save
 from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
-from towerlab.prompts.variants import factorial
+from towerlab.prompts.variants import factorial, patterns
+from towerlab.prompts.word_blocks import spread
 from towerlab_experiments import heads as heads_module
 from towerlab_experiments import tower_grid
-from towerlab_experiments.answers import ORDERS, spread_orders
+from towerlab_experiments.answers import ORDERS
 from twotowers import files, head_selection
 from twotowers.catalogue import catalogue, row_of, versions
 from twotowers.heads import Head
@@ -28,7 +29,7 @@ def test_the_design_is_balanced(k):
     blocks = draw_blocks(
         4, Template(k, "space"), seed=1, pairs=["animal/country"], label_pairs=["foo/bar"]
     )
-    orders = spread_orders(blocks[0])
+    orders = spread(patterns(blocks[0]), ORDERS)
     assert len(set(orders)) == (2 if k == 1 else ORDERS)
     assert {order.translate(str.maketrans("TF", "FT")) for order in orders} == set(orders)
     prompts = factorial(blocks, orders)

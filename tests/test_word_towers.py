@@ -11,7 +11,7 @@ import torch
 from conftest import refused, tiny
 from independent import Formulas
 from towerlab.prompts.prompt import encode_all
-from towerlab.prompts.word_blocks import spread_words, word_blocks
+from towerlab.prompts.word_blocks import spread, word_blocks
 from towerlab_experiments.similarities import (
     centred,
     class_auc,
@@ -23,7 +23,7 @@ from towerlab_experiments.similarities import (
 from towerlab_experiments.word_towers import Contexts, singular_values, tower_vectors, word_towers
 from twotowers.heads import Head
 
-WORDS = {cls: spread_words(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
+WORDS = {cls: spread(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
 PAIRS = ("a/b", "b/a")
 KINDS = ["gpt2", "gptj", "llama wide heads", "gemma2", "gemma3_text", "qwen3", "smollm3", "opt"]
 NEAR = dict(rtol=2e-6, atol=2e-6)  # rotations are in float32

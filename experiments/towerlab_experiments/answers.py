@@ -16,8 +16,9 @@ from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompt, Prompts
+from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import factorial, patterns
+from towerlab.prompts.word_blocks import spread
 from twotowers import head_selection
 from twotowers.errors import TwoTowersError
 from twotowers.settings import SEPARATORS, Template
@@ -146,28 +147,9 @@ def recipe_factorial(pipeline: Pipeline) -> Recipe:
     design = pipeline.design
     pairs = design.repeatable(design.class_pairs)
     blocks = design.blocks(2 * len(pairs), EVALUATION, pairs=pairs)
-    orders = spread_orders(blocks[0])
+    orders = spread(patterns(blocks[0]), ORDERS)  # each with its mirror
     prompts = factorial(blocks, orders)
     return Recipe(answers, design.encode(prompts))
-
-
-def spread_orders(prompt: Prompt) -> list[str]:
-    """Return up to ORDERS of a prompt's orders, evenly spread, each with its mirror.
-
-        >>> from towerlab.prompts.paper_sets import CASE
-        >>> spread_orders(CASE)
-        ['TTFF', 'TFTF', 'TFFT', 'FTTF', 'FTFT', 'FFTT']
-
-    Args:
-        prompt: A prompt.
-
-    Returns:
-        Patterns from "TTFF" to "FFTT".
-    """
-    orders = patterns(prompt)
-    n = len(orders)
-    places = np.linspace(0, n - 1, min(ORDERS, n))
-    return [orders[round(place)] for place in places]
 
 
 RECIPES = {

@@ -5,14 +5,14 @@ choice takes the same number of demonstrations from both classes, without lookin
 the query, except for "contrast".
 
     >>> scores = np.array([[0, 3, 1, 2], [3, 0, 2, 1], [1, 2, 0, 3], [2, 1, 3, 0.0]])
-    >>> chosen(scores, 0, 1), chosen(scores, 0, 1, other=-1)  # two words of each class
+    >>> chosen(scores, 0, 1), chosen(contrasted(scores), 0, 1)  # two words of each class
     ([1, 3], [1, 2])
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,8 @@ from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION
 from towerlab.prompts.prompt import Demonstration, Prompt
-from towerlab.prompts.word_blocks import spread_words
+from towerlab.prompts.variants import exchanged_labels
+from towerlab.prompts.word_blocks import spread
 from twotowers.paths import data_folder
 from twotowers.settings import SEEDS, SEPARATORS
 from twotowers.tables import read_csv
@@ -35,36 +36,21 @@ YARDSTICKS = {"sentence embedding": "sentence_embedding", "letters": "letters"}
 """Choice -> column of the tables of similarities"""
 
 
-class Choice(NamedTuple):
-    """A rule that chooses demonstrations for a query: see `chosen`."""
-
-    scores: np.ndarray
-    own: int = 1
-    other: int = 1
-
-
-def chosen(scores: np.ndarray, query: int, k: int, own: int = 1, other: int = 1) -> list[int]:
-    """Return the numbers of the demonstrations of a query, k of each class.
+def chosen(scores: np.ndarray, query: int, k: int) -> list[int]:
+    """Return the numbers of the demonstrations of a query: the k highest scores of each class.
 
     Args:
-        scores: Similarities of the words of a class pair (asked, demonstrated), the words of the
-            first class and then as many of the second.
+        scores: Scores of the words of a class pair (asked, demonstrated), the words of the first
+            class and then as many of the second.
         query: Number of the query.
         k: Number of demonstrations of each class.
-        own: 1 for the highest scores in the class of the query, -1 for the lowest.
-        other: The same for the other class.
     """
     half = len(scores) // 2
-    first = range(half)
-    second = range(half, 2 * half)
-    numbers = []
-    for words in (first, second):
-        sign = own if query in words else other
-        values = -sign * scores[query]
-        descending = np.argsort(values, kind="stable").tolist()
-        of_class = [i for i in descending if i in words and i != query]
-        numbers += of_class[:k]
-    return numbers
+    descending = np.argsort(-scores[query], kind="stable").tolist()
+    others = [i for i in descending if i != query]
+    first = [i for i in others if i < half]
+    second = [i for i in others if i >= half]
+    return first[:k] + second[:k]
 
 
 def head_scores(towers: xr.Dataset, pair: str, role: str) -> np.ndarray:
@@ -144,32 +130,30 @@ def prompts_of(
     classes = pair.split("/")
     labels = label_pair.split("/")
     half = len(words) // 2
-    query_class = query // half
     rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"], block])
     order = [numbers[i] for i in rng.permutation(len(numbers))]
     separator = SEPARATORS[design.template.separator]
-    prompts = []
-    exchanged = labels[::-1]
-    reversed_order = order[::-1]
-    for assigned, places in ((labels, order), (exchanged, reversed_order)):
-        demonstrations = [
-            Demonstration(words[i], assigned[i // half], classes[i // half]) for i in places
-        ]
-        prompt = Prompt(
-            demonstrations,
-            words[query],
-            assigned[query_class],
-            labels,
-            classes[query_class],
-            pair,
-            separator,
-            block,
-        )
-        prompts.append(prompt)
-    return prompts
+    demonstrations = [Demonstration(words[i], labels[i // half], classes[i // half]) for i in order]
+    label, query_class = labels[query // half], classes[query // half]
+    text = words[query]
+    prompt = Prompt(demonstrations, text, label, labels, query_class, pair, separator, block)
+    mirror = replace(prompt, demonstrations=demonstrations[::-1])
+    return [prompt, exchanged_labels(mirror)]
 
 
-def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Choice]:
+def contrasted(scores: np.ndarray) -> np.ndarray:
+    """Return scores with the other sign for words of different classes.
+
+    Args:
+        scores: As in `chosen`.
+    """
+    half = len(scores) // 2
+    is_second = np.arange(2 * half) >= half
+    is_same_class = np.equal.outer(is_second, is_second)
+    return np.where(is_same_class, scores, -scores)
+
+
+def choices_of(design: Design, towers: xr.Dataset, pair: str) -> dict[str, np.ndarray]:
     """Return the choices of demonstrations for the words of a class pair.
 
     Args:
@@ -178,23 +162,20 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> Mapping[str, Ch
         pair: Class pair.
 
     Returns:
-        Name of a choice -> its scores (asked, demonstrated) and signs. A choice is left out if no
-        head has its role, or if its yardstick lacks a word.
+        Name of a choice -> its scores (asked, demonstrated): the highest ones are chosen. A choice
+        is left out if no head has its role, or if its yardstick lacks a word.
     """
     scores = head_scores(towers, pair, BY_ATTENTION)
-    other_scores = head_scores(towers, pair, "as much attention")
     rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"]])
-    random = rng.random(scores.shape)
     choices = {
-        "towers": Choice(scores),
-        "farthest": Choice(scores, -1, -1),
-        "contrast": Choice(scores, 1, -1),
-        "other heads": Choice(other_scores),
-        "random": Choice(random),
+        "towers": scores,
+        "farthest": -scores,
+        "contrast": contrasted(scores),
+        "other heads": head_scores(towers, pair, "as much attention"),
+        "random": rng.random(scores.shape),
+        **yardsticks(pair, _words_of(towers, pair)),
     }
-    for choice, similarities in yardsticks(pair, _words_of(towers, pair)).items():
-        choices[choice] = Choice(similarities)
-    return {name: choice for name, choice in choices.items() if np.isfinite(choice.scores).all()}
+    return {name: scores for name, scores in choices.items() if np.isfinite(scores).all()}
 
 
 def _words_of(towers: xr.Dataset, pair: str) -> list[str]:
@@ -214,13 +195,13 @@ def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Pro
     for pair in dict.fromkeys(pairs):
         words = _words_of(towers, pair)
         half = len(words) // 2
-        first = spread_words(range(half), QUERIES)
-        second = spread_words(range(half, 2 * half), QUERIES)
+        first = spread(range(half), QUERIES)
+        second = spread(range(half, 2 * half), QUERIES)
         choices = choices_of(design, towers, pair)
         for query in [*first, *second]:
             label_pair = label_pairs[block % len(label_pairs)]
-            for name, choice in choices.items():
-                numbers = chosen(choice.scores, query, k, choice.own, choice.other)
+            for name, scores in choices.items():
+                numbers = chosen(scores, query, k)
                 two = prompts_of(design, pair, words, query, numbers, label_pair, block)
                 prompts.setdefault(name, []).extend(two)
             block += 1

@@ -10,13 +10,14 @@ In some heads both queries are then replaced by their mean. Those heads still co
 no longer the word.
 
     >>> similarity = np.array([[0, 0, 3, 1], [0, 0, 1, 3], [3, 1, 0, 0], [1, 3, 0, 0.0]])
-    >>> quads_of(similarity, np.arange(4), np.ones(4), 1)  # 0 is near to 2, and 3 to 1
+    >>> quads_of(similarity, np.ones(4), 1)  # 0 is near to 2, and 3 to 1
     [(0, 3, 2, 1)]
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
+from towerlab.prompts.variants import exchanged_labels
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
@@ -45,20 +47,20 @@ Quad = tuple[int, int, int, int]
 """Numbers of both queries, and of the demonstrations that they are similar to"""
 
 
-def quads_of(similarity: np.ndarray, rank: np.ndarray, tokens: np.ndarray, n: int) -> list[Quad]:
+def quads_of(similarity: np.ndarray, tokens: np.ndarray, n: int) -> list[Quad]:
     """Return the quads with the largest contrast of similarities.
 
     The contrast is the similarity of both queries with their own demonstration minus that with the
-    other. The closeness of ranks must not have the same contrast: words of near ranks are about
+    other. The closeness of places in the list must not have the same contrast: neighbours are about
     equally frequent. Both queries have equally many tokens.
 
     Args:
-        similarity: Similarities of the words of a class (word, word).
-        rank: Rank of each word in the list of its class.
+        similarity: Similarities of the words of a class (word, word), in the order of its list.
         tokens: Number of tokens of each word.
         n: Maximum number of quads. A word is in one quad at most.
     """
-    closeness = -abs(rank[:, None] - rank).astype(float)
+    places = np.arange(len(similarity))
+    closeness = -abs(places[:, None] - places).astype(float)
     contrast = _contrasts(similarity)
     is_allowed = _contrasts(closeness) <= 0
     is_equal = tokens[:, None] == tokens
@@ -119,20 +121,18 @@ def quad_prompts(
     of_other_class = [(text, other_class) for text in others]
     demonstrations = rng.permutation([*of_class, *of_other_class]).tolist()
     labels = label_pair.split("/")
+    label = dict(zip((cls, other_class), labels, strict=True))
     prompts = []
-    for assigned in (labels, labels[::-1]):
-        label = dict(zip((cls, other_class), assigned, strict=True))
-        # The second time in the reverse order.
-        order = demonstrations if assigned == labels else demonstrations[::-1]
-        for flipped in near:
-            texts = [
-                Demonstration(text, label[other_class] if text == flipped else label[of], of)
-                for text, of in order
-            ]
-            for query in (first, second):
-                prompt = Prompt(texts, query, label[cls], labels, cls, pair, separator, block)
-                prompts.append(prompt)
-    return prompts
+    for flipped in near:
+        shown = [
+            Demonstration(text, label[other_class if text == flipped else of], of)
+            for text, of in demonstrations
+        ]
+        for query in (first, second):
+            prompt = Prompt(shown, query, label[cls], labels, cls, pair, separator, block)
+            prompts.append(prompt)
+    mirrors = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in prompts]
+    return [*prompts, *map(exchanged_labels, mirrors)]
 
 
 @torch.inference_mode()
@@ -240,10 +240,8 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) 
     encoded: list[Encoded] = []
     pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))
     for cls, pair in pair_of.items():
-        of_class = words[cls]
-        tokens = asked["tokens"][of_class].values
-        rank = np.arange(len(of_class))
-        for quad in quads_of(similarities[cls], rank, tokens, QUADS):
+        tokens = asked["tokens"][words[cls]].values
+        for quad in quads_of(similarities[cls], tokens, QUADS):
             block = len(encoded) // OF_QUAD
             label_pair = label_pairs[block % len(label_pairs)]
             prompts = quad_prompts(design, pair, cls, words, quad, label_pair, block)

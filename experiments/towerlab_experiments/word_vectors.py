@@ -26,7 +26,7 @@ from towerlab.model import query_key
 from towerlab.model.model import Model, widen
 from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
 from towerlab.prompts.prompt import Encoded, Prompts
-from towerlab.prompts.word_blocks import spread_words, word_blocks
+from towerlab.prompts.word_blocks import spread, word_blocks
 from twotowers.errors import NotTestable
 from twotowers.settings import read_label_pairs
 
@@ -74,7 +74,7 @@ def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
             pools[cls] = [text for text in design.texts[cls] if text not in labels]
         sizes = map(len, pools.values())
         n = min(n_words, *sizes)
-        words = {cls: spread_words(pool, n) for cls, pool in pools.items()}
+        words = {cls: spread(pool, n) for cls, pool in pools.items()}
         halves = []
         for half in range(2):
             number = 2 * i + half

@@ -26,7 +26,15 @@ from twotowers.paths import data_folder
 from twotowers.settings import CLASS_NAMES, SEPARATORS, Template, read_label_pairs
 from twotowers.tables import read_csv, unreadable
 
-from towerlab.prompts.prompt import Demonstration, Prompt, Prompts, Span, encode_all
+from towerlab.prompts.prompt import (
+    Demonstration,
+    Prompt,
+    Prompts,
+    Span,
+    demonstrations_in_order,
+    encode_all,
+)
+from towerlab.prompts.variants import exchanged_labels
 
 DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
 """Difference from another prompt of the block -> bits in which the numbers of both differ: see
@@ -170,20 +178,15 @@ def _block(
     query = drawn[true][template.k]
     separator = SEPARATORS[template.separator]
     order = rng.permuted(np.arange(2 * template.k) % 2).astype(bool)
+    label = dict(zip(classes, labels, strict=True))
     prompts = []
-    for assignment in (labels, labels[::-1]):
-        label = dict(zip(classes, assignment, strict=True))
-        for is_true in (order, ~order):
-            unused = {cls: iter(drawn[cls]) for cls in classes}
-            demonstrations = [
-                Demonstration(next(unused[cls]), label[cls], cls)
-                for cls in np.where(is_true, true, false).tolist()
-            ]
-            prompt = Prompt(
-                demonstrations, query, label[true], labels, true, pair, separator, block
-            )
-            prompts.append(prompt)
-    return prompts
+    for is_true in (order, ~order):
+        in_order = np.where(is_true, true, false).tolist()
+        demonstrations = demonstrations_in_order(in_order, drawn, label)
+        prompt = Prompt(demonstrations, query, label[true], labels, true, pair, separator, block)
+        prompts.append(prompt)
+    exchanged = [exchanged_labels(prompt) for prompt in prompts]
+    return prompts + exchanged
 
 
 def prompt_coordinates(

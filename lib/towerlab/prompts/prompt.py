@@ -17,7 +17,7 @@ text or in decoded tokens.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,20 @@ class Prompt:
     def order(self) -> str:
         """`is_true` as letters, such as "FFTT"."""
         return "".join("FT"[true] for true in self.is_true)
+
+
+def demonstrations_in_order(
+    classes: Sequence[str], texts: Mapping[str, Iterable[str]], label: Mapping[str, str]
+) -> list[Demonstration]:
+    """Return demonstrations of some classes, each with the next text of its class.
+
+    Args:
+        classes: Class of each demonstration.
+        texts: Class -> texts.
+        label: Class -> label.
+    """
+    unused = {cls: iter(of_class) for cls, of_class in texts.items()}
+    return [Demonstration(next(unused[cls]), label[cls], cls) for cls in classes]
 
 
 def _text_and_spans(prompt: Prompt) -> tuple[str, list[Span]]:

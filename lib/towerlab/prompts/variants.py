@@ -115,10 +115,7 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     """
     first, second = prompt.labels
     other = {first: second, second: first}
-    demonstrations = []
-    for d in prompt.demonstrations:
-        exchanged = replace(d, label=other[d.label])
-        demonstrations.append(exchanged)
+    demonstrations = [replace(d, label=other[d.label]) for d in prompt.demonstrations]
     true_label = other[prompt.true_label]
     return replace(prompt, demonstrations=demonstrations, true_label=true_label)
 

@@ -22,24 +22,25 @@ import numpy as np
 from twotowers.errors import TwoTowersError
 from twotowers.settings import SEPARATORS, Template
 
-from towerlab.prompts.prompt import Demonstration, Prompt
+from towerlab.prompts.prompt import Prompt, demonstrations_in_order
+from towerlab.prompts.variants import exchanged_labels
 
-Word = TypeVar("Word", str, int)
+T = TypeVar("T")
 
 
-def spread_words(words: Sequence[Word], n: int) -> list[Word]:
-    """Return n words, or their numbers, evenly spread over a list; all of a shorter list.
+def spread(items: Sequence[T], n: int) -> list[T]:
+    """Return n items evenly spread over a list; all of a shorter list.
 
-        >>> spread_words(["a", "b", "c", "d", "e"], 3)
+        >>> spread(["a", "b", "c", "d", "e"], 3)
         ['a', 'c', 'e']
 
     Args:
-        words: Words.
-        n: Number of words.
+        items: Words, numbers of words, or orders.
+        n: Number of items.
     """
-    n_words = len(words)
-    places = np.linspace(0, n_words - 1, min(n, n_words))
-    return [words[round(place)] for place in places]
+    n_items = len(items)
+    places = np.linspace(0, n_items - 1, min(n, n_items))
+    return [items[round(place)] for place in places]
 
 
 def word_blocks(
@@ -89,6 +90,7 @@ def word_blocks(
         return lists
 
     separator = SEPARATORS[template.separator]
+    label = dict(zip(classes, labels, strict=True))
     prompts = []
     n_blocks = math.ceil(n / min(k, n - k))
     asked_words = [np.array_split(rng.permutation(words[cls]), n_blocks) for cls in classes]
@@ -102,13 +104,8 @@ def word_blocks(
             for j, lists in enumerate(both):
                 # Each word is asked once this way and once with order and labels exchanged.
                 is_mirror = (c + i + j) % 2 == 1
-                assigned = labels[::-1] if is_mirror else labels
-                label = dict(zip(classes, assigned, strict=True))
-                unused = {cls: iter(lists[cls]) for cls in classes}
                 in_order = np.where(order ^ is_mirror, *classes).tolist()
-                demonstrations = [
-                    Demonstration(next(unused[cls]), label[cls], cls) for cls in in_order
-                ]
+                demonstrations = demonstrations_in_order(in_order, lists, label)
                 prompt = Prompt(
                     demonstrations,
                     query,
@@ -119,5 +116,5 @@ def word_blocks(
                     separator,
                     block,
                 )
-                prompts.append(prompt)
+                prompts.append(exchanged_labels(prompt) if is_mirror else prompt)
     return prompts
