@@ -246,12 +246,13 @@ def test_models_of_odd_sizes_have_lists():
     assert len(in_context_heads(many, "a/b")) == 20  # 3,000 heads
     one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)), "a/b")
     assert len(one_layer) == 4  # whatever their sign, and no more than there are
-    assert random_partners(one_layer, 1, 4) == [None] * 4
+    assert random_partners(one_layer, one_layer) == [None] * 4
     small = many.isel(layer=slice(4), head=slice(8))
-    every = listed_first(small, "a/b")
+    every = listed_first(small, "a/b", [Head(*at) for at in np.ndindex(4, 8)])
     assert every[:5] == in_context_heads(small, "a/b") and len({*every}) == len(every) == 32
     # none left in its layer: the nearest
-    assert random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1
+    all_heads = [Head(*at) for at in np.ndindex(2, 2)]
+    assert random_partners(all_heads[:2], all_heads)[0].layer == 1
 
 
 def test_no_partner_is_an_empty_name(words):

@@ -217,7 +217,7 @@ def test_random_forms_have_the_singular_values_of_the_head(float64):
     query, key = (model.projection(1, which)[0].double() for which in (0, 1))
     form = query[3].T @ key[model.value_head(3)]
     expected = torch.linalg.svdvals(form)[: model.d_head]
-    np.testing.assert_allclose(singular_values(model, Head(1, 3)), expected, atol=1e-9)
+    np.testing.assert_allclose(singular_values(model, 1, 3), expected, atol=1e-9)
 
 
 def test_random_forms_compare_inputs(float64):

@@ -18,7 +18,7 @@ Attention knockout: Geva et al. 2023; in halves of the layers, for label words: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompts
 from twotowers import head_selection
-from twotowers.heads import Heads
+from twotowers.heads import Heads, HeadSets
 
 Positions = Literal["all", "last"]
 """Positions at which heads are ablated: all positions, or the last position"""
@@ -50,7 +50,7 @@ blocked"""
 
 @torch.inference_mode()
 def ablations(
-    model: Model, encoded: Prompts, sets: Mapping[str, Heads], positions: Positions = "all"
+    model: Model, encoded: Prompts, sets: HeadSets, positions: Positions = "all"
 ) -> xr.Dataset:
     """Compute answers with each set of heads ablated.
 
@@ -104,9 +104,8 @@ def single_head_ablations(
     """
     shape = model.n_layers, model.n_heads
     sets: dict[str, Heads] = {}
-    for layer, head in np.ndindex(shape):
-        is_ablated = layer >= first_layer
-        sets[f"{layer}-{head}"] = [(layer, head)] if is_ablated else ()
+    for head in model.all_heads:
+        sets[str(head)] = [head] if head.layer >= first_layer else ()
     answered = ablations(model, encoded, sets, positions)
     plain = answered.sel(head_set=NONE)
     lost = plain - answered.sel(head_set=list(sets))  # (prompt, head_set)

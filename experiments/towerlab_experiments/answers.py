@@ -11,12 +11,12 @@ from itertools import product
 
 import numpy as np
 import xarray as xr
-from towerlab.measure.observations import answer_variables, observations, read_batches
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompts
+from towerlab.prompts.prompt import MAX_TOKENS, Encoded, Prompts
 from towerlab.prompts.variants import factorial, patterns
 from towerlab.prompts.word_blocks import spread
 from twotowers import head_selection
@@ -54,9 +54,11 @@ def read_answers(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
     Returns:
         Variables (prompt,): see `observations.answer_variables`.
     """
-    return read_batches(
-        "answers", encoded, 4096, lambda _, batch: answer_variables(batch, *answer(model, batch))
-    )
+
+    def run(_, batch: Prompts) -> Tensors:
+        return answer_variables(batch, *answer(model, batch))
+
+    return read_batches("answers", encoded, MAX_TOKENS, run)
 
 
 KS = (1, 2, 4, 8)

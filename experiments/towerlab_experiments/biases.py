@@ -40,7 +40,7 @@ from towerlab.model.label_attention import places_of, with_class_sums
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompts
-from twotowers.heads import Head, Heads
+from twotowers.heads import HeadSets
 
 from towerlab_experiments.conditions import CONDITIONS, check_one_can_go
 from towerlab_experiments.heads import SUMS, attention_sums
@@ -56,7 +56,7 @@ NO_HEADS, ALL_HEADS = "none", "all heads"
 
 
 @torch.inference_mode()
-def attention_exchanges(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
+def attention_exchanges(model: Model, encoded: Prompts, sets: HeadSets) -> xr.Dataset:
     """Compute answers in each of PARTNERS, with the attention of some heads exchanged.
 
     A head has the weights of the plain run with other sums, whatever the edits of lower layers do
@@ -90,7 +90,7 @@ def attention_exchanges(model: Model, encoded: Prompts, sets: Mapping[str, Heads
 
 
 def _with_sums(
-    model: Model, encoded: Prompts, sums: Mapping[str, np.ndarray], sets: Mapping[str, Heads]
+    model: Model, encoded: Prompts, sums: Mapping[str, np.ndarray], sets: HeadSets
 ) -> dict[str, np.ndarray]:
     """Return answers (prompt, head_set) if heads have given sums of attention on the labels."""
 
@@ -121,13 +121,11 @@ def recipe_attention_exchanges(pipeline: Pipeline) -> Recipe:
     """
     check_one_can_go(pipeline.design)
     selected = present(pipeline.head_sets, "by attribution")
-    model = pipeline.model
-    every_head = [Head(*head) for head in np.ndindex(model.n_layers, model.n_heads)]
     return Recipe(
         attention_exchanges,
         pipeline.design.intervention(),
         (),
-        {NO_HEADS: [], ALL_HEADS: every_head, **selected},
+        {NO_HEADS: [], ALL_HEADS: pipeline.model.all_heads, **selected},
         draw_random_sets(pipeline, selected),
     )
 

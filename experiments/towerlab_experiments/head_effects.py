@@ -41,7 +41,7 @@ from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Prompts
 from twotowers import head_selection
-from twotowers.heads import Head
+from twotowers.heads import Heads
 
 CONTRASTS = ("attention swapped", *list(DONORS)[:2])
 POSITIONS = ["last position", "query's text", "from the query's text on", "every position"]
@@ -95,7 +95,6 @@ def single_head_effects(
     """
     z = plain_z(model, encoded)
     donors = donors_of(encoded)
-    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         places = places_of(batch)
@@ -107,11 +106,11 @@ def single_head_effects(
         with reading_attention(model, range(model.n_layers), read):
             last = LastPosition(model, batch)
         # The first version is the plain run.
-        edits = [UNCHANGED, *(set_attention([head], weights) for head in all_heads)]
+        edits = [UNCHANGED, *(set_attention([head], weights) for head in model.all_heads)]
         for contrast in contrasts[1:]:
             of_donors = z[donors[contrast]][index]
             donated = dict(enumerate(of_donors.unbind(1)))
-            edits += [patch_z([head], donated) for head in all_heads]
+            edits += [patch_z([head], donated) for head in model.all_heads]
         differences = torch.empty(len(edits), len(batch), dtype=torch.double)
         for rows, final in last.finals(edits):
             differences[rows] = logit_differences(model, final, batch)
@@ -120,7 +119,7 @@ def single_head_effects(
         final = last.capture.resid_final + messages
         direct = logit_differences(model, final, batch)
         shape = len(contrasts), model.n_layers, model.n_heads
-        swapped = [set_attention(all_heads, weights, mask) for mask in _swapped_positions(batch)]
+        swapped = [set_attention(model.all_heads, weights, mask) for mask in _masks(batch)]
         all_swapped = answer_variables(batch, *edited_answers(model, batch, swapped))
 
         unchanged = _attention_differences(last, last, places)
@@ -151,7 +150,7 @@ def single_head_effects(
 
 
 @torch.inference_mode()
-def path_effects(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def path_effects(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     """Compute the effect of each head by each route.
 
     Args:
@@ -214,7 +213,7 @@ def _effects(
     return effects.T.unflatten(1, shape)
 
 
-def _swapped_positions(batch: Prompts) -> Bool[Tensor, "set batch position"]:
+def _masks(batch: Prompts) -> Bool[Tensor, "set batch position"]:
     """Return a mask for each of POSITIONS."""
     position = torch.arange(len(batch[0].ids))
     start, stop = torch.tensor([e.query_span for e in batch]).T[..., None]

@@ -19,7 +19,7 @@ is the other label:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ from towerlab.prompts.blocks import donors_of, texts_of_one_length
 from towerlab.prompts.prompt import Encoded, Prompts, encode_all
 from towerlab.prompts.variants import with_query
 from twotowers.errors import NotTestable
-from twotowers.heads import Heads
+from twotowers.heads import HeadSets
 
 
 class Pair(NamedTuple):
@@ -95,7 +95,7 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
 
 
 @torch.inference_mode()
-def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
+def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Dataset:
     """Compute the answers to every pair's base, with a part of some heads from its source.
 
     The part is the last position's query, or the keys or values at label positions, as the pair's

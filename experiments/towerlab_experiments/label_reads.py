@@ -13,7 +13,7 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
 from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_coordinates
+from twotowers.heads import Heads, head_coordinates
 
 from towerlab_experiments.heads import SUMS, attention_sums, label_attention, ov_logit_differences
 
@@ -42,9 +42,7 @@ MEAN = ["kept", "taken out"]
 WORDS_PER_VECTOR = 10
 
 
-def label_reads(
-    model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
-) -> xr.Dataset:
+def label_reads(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True) -> xr.Dataset:
     """Compute ranks, attention and OV logit differences of heads at each label, and answers.
 
     The recipe `label_reads` keeps the ranks; `paper` keeps all variables except `other_rank`. Cost
@@ -75,9 +73,7 @@ def label_reads(
     return observations("paper", encoded, arrays, **head_coordinates(heads))
 
 
-def read_labels(
-    model: Model, encoded: Prompts, heads: Sequence[Head], ranks: bool = True
-) -> dict[str, Any]:
+def read_labels(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True) -> dict[str, Any]:
     """Return the variables of `label_reads`, and attention on labels of all heads, as arrays.
 
     Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
@@ -120,7 +116,7 @@ def read_labels(
 def _label_ranks(
     model: Model,
     encoded: Prompts,
-    heads: Sequence[Head],
+    heads: Heads,
     values: Float[Tensor, "prompt selected_head demonstration d_head"],
 ) -> Int[Tensor, "prompt selected_head demonstration 2"]:
     """Return the ranks of a demonstration's label and of the other label in its value."""
@@ -168,7 +164,7 @@ def query_and_keys(
     return torch.stack(queries, 1), torch.stack(keys, 2)
 
 
-def query_key_vectors(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def query_key_vectors(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     """Compute the queries of heads at the last position, and their keys at label positions.
 
     Both are before any rotation to positions. The scaling is part of the query, so their product is
@@ -233,7 +229,7 @@ def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
     return Recipe(query_key_vectors, encoded, (heads,))
 
 
-def top_tokens(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     """Compute the top words of the values, keys and queries of heads.
 
     The vectors are projected to the vocabulary. At label positions there are three, along the
@@ -271,7 +267,7 @@ def top_tokens(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Data
     lexicon = Lexicon.from_tokenizer(model.tokenizer, model.unembedding.vocabulary)
 
     def read(capture: Capture) -> Tensors:
-        vectors = [_vectors_of_head(model, capture, head) for head in heads]
+        vectors = [_vectors_of_head(model, capture, layer, head) for layer, head in heads]
         return {
             "vectors": torch.stack(vectors, 1),
             "scale": model.unembedding.norm.scale(capture.resid_final),
@@ -290,7 +286,7 @@ def top_tokens(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Data
     ids = ids.cpu()
     tokens = np.array(lexicon.texts)[ids]
     relations = _relations(lexicon, encoded, ids)
-    in_first_layer = [head.layer == 0 for head in heads]
+    in_first_layer = [layer == 0 for layer, _ in heads]
     empty = slice(None), in_first_layer, VECTORS.index("key, attention only")
     tokens[empty] = ""
     relations[empty] = 0
@@ -312,14 +308,14 @@ def top_tokens(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Data
 
 
 def _vectors_of_head(
-    model: Model, capture: Capture, head: Head
+    model: Model, capture: Capture, layer: int, head: int
 ) -> Float[Tensor, "batch vector label_or_query d_model"]:
     """Return VECTORS of a head at labels. The query follows the labels, once for each vector."""
-    layer, number = head
-    value = label_values(capture, model, layer)[:, number] @ model.output_weight(layer)[number]
+    values = label_values(capture, model, layer)[:, head]
+    value = values @ model.output_weight(layer)[head]
     positions = capture.label_positions[..., None]
     by_attention = capture.stream_attention[:layer].sum(0)
-    query = carried_query(capture, model, layer, number)[:, None].to(value)
+    query = carried_query(capture, model, layer, head)[:, None].to(value)
     rows = [torch.cat([value, query], 1)]
     for stream in (capture.stream_inputs[layer], by_attention):
         key = stream.take_along_dim(positions, 1)

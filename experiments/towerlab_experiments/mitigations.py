@@ -20,7 +20,6 @@ orders need no run of their own.
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -39,7 +38,7 @@ from towerlab.model.label_attention import places_of
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Prompt, Prompts
-from twotowers.heads import Head, Heads, head_names
+from twotowers.heads import Head, Heads, HeadSets, head_names
 
 from towerlab_experiments.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
 from towerlab_experiments.heads import label_attention
@@ -49,9 +48,7 @@ SHARE = (0.5, 0.5)
 
 
 @torch.inference_mode()
-def remedied(
-    model: Model, encoded: Prompts, sets: Mapping[str, Heads], changes: Changes
-) -> xr.Dataset:
+def remedied(model: Model, encoded: Prompts, sets: HeadSets, changes: Changes) -> xr.Dataset:
     """Compute answers to the prompts in each change, without and with the mitigation.
 
     Cost: for each change a forward pass, and one pass of the last position for each set. Memory:

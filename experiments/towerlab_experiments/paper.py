@@ -3,7 +3,8 @@
 Source: v1 sections 3 to 5. On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A),
 or the book's own.
 
-    >>> random_partners([Head(0, 0), Head(0, 1)], n_layers=2, n_heads=2)[0].layer
+    >>> heads = Head(0, 0), Head(0, 1)
+    >>> random_partners(heads, [*heads, Head(1, 0), Head(1, 1)])[0].layer
     1
 """
 
@@ -36,7 +37,7 @@ from towerlab.prompts.paper_sets import (
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head, head_names
+from twotowers.heads import Head, Heads, head_names
 from twotowers.names import slug
 from twotowers.settings import SEEDS, SEPARATORS
 
@@ -68,25 +69,23 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     return head_selection.top_heads(mean, n_heads, minimum=-np.inf)
 
 
-def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
+def random_partners(heads: Heads, all_heads: Sequence[Head]) -> list[Head | None]:
     """Return for each head a random head of its layer that is not in `heads` (v1 section 4.3).
 
     If no head is left there, the random head is of the nearest layer that has one.
 
     Args:
         heads: Heads.
-        n_layers: Number of layers of the model.
-        n_heads: Number of heads of a layer.
+        all_heads: All heads of the model.
 
     Returns:
         One head for each of `heads`, or None if the model has no other head.
     """
     rng = np.random.default_rng([0, SEEDS["random partners"]])
     free: dict[int, list[Head]] = {}
-    for layer, number in np.ndindex(n_layers, n_heads):
-        head = Head(layer, number)
+    for head in all_heads:
         if head not in heads:
-            free.setdefault(layer, []).append(head)
+            free.setdefault(head.layer, []).append(head)
     if not free:
         return [None] * len(heads)
     partners: list[Head | None] = []
@@ -97,18 +96,14 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     return partners
 
 
-def listed_first(paper: xr.Dataset, name: str) -> list[Head]:
+def listed_first(paper: xr.Dataset, name: str, all_heads: Sequence[Head]) -> list[Head]:
     """Return all heads, the in-context heads on one set first.
 
     Args:
         paper: Measurement with `increase` (prompt, layer, head).
         name: Set of prompts.
-
-    Returns:
-        All heads of the model.
+        all_heads: All heads of the model.
     """
-    indices = np.ndindex(paper.sizes["layer"], paper.sizes["head"])
-    all_heads = [Head(layer, head) for layer, head in indices]
     first = in_context_heads(paper, name)
     return list(dict.fromkeys([*first, *all_heads]))
 
@@ -133,7 +128,7 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
     """
     sets = list(dict.fromkeys(e.prompt.dataset for e in encoded))
     first = [in_context_heads(data, name) for name in sets]
-    random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
+    random = [random_partners(heads, model.all_heads) for heads in first]
     lists: list[Sequence[Head | None]] = [*first, *random]
     selected = list(dict.fromkeys(head for heads in lists for head in heads if head))
     arrays = read_labels(model, encoded, selected)
@@ -169,7 +164,7 @@ def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr
     return found
 
 
-def of_some_heads(data: xr.Dataset, heads: Sequence[Head]) -> xr.Dataset:
+def of_some_heads(data: xr.Dataset, heads: Heads) -> xr.Dataset:
     """Return a dataset in which only some heads have attention on labels.
 
     Args:
@@ -240,8 +235,9 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
     encoded = _encoded(design, [CASE]) if suite == "words" else encoded_sets(design)
     preferred = [e for e in encoded if e.prompt.dataset == CASE_OF[suite]]
     example, *_ = preferred or encoded
-    heads = listed_first(pipeline.measured("paper"), example.prompt.dataset)
-    return pipeline.model, example, heads
+    model = pipeline.model
+    heads = listed_first(pipeline.measured("paper"), example.prompt.dataset, model.all_heads)
+    return model, example, heads
 
 
 def _encoded(design: Design, prompts: Sequence[Prompt]) -> list[Encoded]:

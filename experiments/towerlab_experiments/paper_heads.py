@@ -13,7 +13,6 @@ heads, and the others evaluate them. The EMNLP version intervenes on 1% of the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -28,7 +27,7 @@ from towerlab.prompts.prompt import Encoded, Prompts
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 from twotowers import head_selection
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_names
+from twotowers.heads import Head, Heads, head_names
 
 from towerlab_experiments.ablations import ablations, single_head_ablations
 from towerlab_experiments.conditions import Changes, in_changes
@@ -107,7 +106,7 @@ def twelve(
     return heads, foo_heads, bar_heads
 
 
-def looked_at(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def looked_at(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     """Compute the attention and OV logit difference of heads at labels, with two queries.
 
     The queries are the prompt's own, and one of the other class.

@@ -34,7 +34,7 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, Prompts
 from towerlab.prompts.variants import exchanged_labels
 from twotowers import head_selection
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, Heads
+from twotowers.heads import Heads, HeadSets
 from twotowers.settings import SEEDS, SEPARATORS
 
 QUADS = 2
@@ -136,7 +136,7 @@ def quad_prompts(
 
 
 @torch.inference_mode()
-def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> xr.Dataset:
+def similar_flips(model: Model, encoded: Prompts, sets: HeadSets) -> xr.Dataset:
     """Compute the answers to pairs of queries, alone and with a common query in some heads.
 
     The common query is the mean of the queries of two prompts that differ in their query only, at
@@ -199,7 +199,7 @@ def similar_flips(model: Model, encoded: Prompts, sets: Mapping[str, Heads]) -> 
     )
 
 
-def class_similarities(towers: xr.Dataset, heads: Sequence[Head]) -> dict[str, np.ndarray]:
+def class_similarities(towers: xr.Dataset, heads: Heads) -> dict[str, np.ndarray]:
     """Return the similarities of the words of each class, the mean score of some heads.
 
     Args:
@@ -221,7 +221,7 @@ def class_similarities(towers: xr.Dataset, heads: Sequence[Head]) -> dict[str, n
     return similarities
 
 
-def quads_of_classes(design: Design, towers: xr.Dataset, heads: Sequence[Head]) -> list[Encoded]:
+def quads_of_classes(design: Design, towers: xr.Dataset, heads: Heads) -> list[Encoded]:
     """Return the prompts of the quads of every class, OF_QUAD for each quad.
 
     Args:

@@ -13,8 +13,6 @@ Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import xarray as xr
@@ -29,7 +27,7 @@ from towerlab.model.model import Model, widen
 from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import Encoded, Prompts
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, head_names
+from twotowers.heads import Heads, head_names
 
 from towerlab_experiments.heads import increases, label_attention
 from towerlab_experiments.label_reads import top_tokens
@@ -45,7 +43,7 @@ PROMPTS = 20
 ROWS = 64  # number of vectors projected at a time
 
 
-def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
+def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     """Compute the words, the attention and the increases of heads, and the increases of blocks.
 
     Args:
@@ -89,7 +87,7 @@ def single_prompt(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.D
 def _label_increase(
     model: Model,
     capture: Capture,
-    heads: Sequence[Head],
+    heads: Heads,
     weights: Float[Tensor, "*rows #selected_head #demonstration"],
 ) -> Float[Tensor, "*rows selected_head demonstration"]:
     """Return the increase (nats) by the value of each label of one prompt, with some weights."""
@@ -105,7 +103,7 @@ def _label_increase(
     return _increases_with(model, capture, starts, weighted)
 
 
-def label_increases(model: Model, encoded: Prompts, heads: Sequence[Head]) -> xr.Dataset:
+def label_increases(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     """Compute the attention on each label, and the increase by its value (v1 figure 7).
 
     The value has the weight of that attention.
@@ -153,7 +151,7 @@ def _increases_with(
     return log_prob(starts + vectors) - log_prob(starts)
 
 
-def decomposition(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
+def decomposition(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     """Compute the final vector as a sum of parts, and the increase by its parts.
 
     All values are from one forward pass.
@@ -373,7 +371,7 @@ def recipe_label_increases(pipeline: Pipeline) -> Recipe:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 needs a prompt of words")
-    heads = listed_first(pipeline.measured("paper"), CASE.dataset)
+    heads = listed_first(pipeline.measured("paper"), CASE.dataset, pipeline.model.all_heads)
     layers = set()
     for layer, _ in heads[:SWEPT]:
         layers |= {layer - 1, layer, layer + 1}

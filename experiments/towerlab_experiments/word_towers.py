@@ -31,11 +31,10 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets
 from towerlab.model import query_key
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_labels
-from twotowers.heads import Head
+from twotowers.heads import Head, Heads, HeadSets, head_names
 from twotowers.settings import SEEDS
 
 from towerlab_experiments.similarities import (
@@ -69,15 +68,6 @@ STEPS = 127
 """Number of steps from zero to the largest value, of values in one byte"""
 SEVERAL = "several"
 """Label pair of a number that is a mean over label pairs"""
-
-
-def distances_of(encoded: Prompts) -> Counter[int]:
-    """Return how often each distance from a label to the last position occurs.
-
-    Args:
-        encoded: Prompts.
-    """
-    return Counter(e.last - position for e in encoded for position in e.label_positions)
 
 
 def similarities(
@@ -136,8 +126,8 @@ def word_towers(
     model: Model,
     contexts: Sequence[Contexts],
     vectors: xr.Dataset,
-    shown: Mapping[str, Sequence[Head]],
-    selected: Mapping[str, Sequence[Head]],
+    shown: HeadSets,
+    selected: HeadSets,
 ) -> xr.Dataset:
     """Compute similarities of words by some heads, and their properties in every head.
 
@@ -173,8 +163,8 @@ def word_towers(
     words = np.array([word for one in contexts for word in one.words])
     of_pairs, of_classes = places_of_words(contexts)
     encoded = [e for one in contexts for half in one.halves for e in half]
-    distances = distances_of(encoded)
-    role_of: dict[Head, str] = {}
+    distances = Counter(e.last - position for e in encoded for position in e.label_positions)
+    role_of: dict[tuple[int, int], str] = {}
     for role, heads in shown.items():
         for head in heads:
             role_of.setdefault(head, role)
@@ -191,9 +181,9 @@ def word_towers(
             of_layer[f"input_{name}"] = of_inputs[name]
         for name, values in of_layer.items():
             of_layers.setdefault(name, []).append(values)
-        for i, head in enumerate(kept):
-            if head.layer == layer:
-                similarity[i] = ways[:, head.head].mean(0)
+        for i, (own_layer, head) in enumerate(kept):
+            if own_layer == layer:
+                similarity[i] = ways[:, head].mean(0)
     arrays: dict[str, Any] = {}
     for name, parts in of_layers.items():
         arrays[name] = dims_of(name), np.stack(parts)
@@ -231,7 +221,7 @@ def word_towers(
         first_word=("word_pair", words[first]),
         second_word=("word_pair", words[second]),
         pair_class=("word_pair", class_of[first]),
-        selected_head=[str(head) for head in kept],
+        selected_head=head_names(kept),
         role=("selected_head", list(role_of.values())),
     )
 
@@ -346,10 +336,7 @@ def word_embeddings(model: Model, contexts: Sequence[Contexts]) -> tuple[np.ndar
 
 
 def random_form_aucs(
-    model: Model,
-    contexts: Sequence[Contexts],
-    vectors: xr.Dataset,
-    selected: Mapping[str, Sequence[Head]],
+    model: Model, contexts: Sequence[Contexts], vectors: xr.Dataset, selected: HeadSets
 ) -> np.ndarray:
     """Return `class_auc` of random symmetric forms with the singular values of selected heads.
 
@@ -371,10 +358,10 @@ def random_form_aucs(
     of_pairs, _ = places_of_words(contexts)
     for i, (one, places) in enumerate(zip(contexts, of_pairs, strict=True)):
         of_heads = []
-        for head in selected.get(one.pair, ()):
-            of_words = vectors.isel(prompt=places)
-            _, _, asked, demonstrated = vectors_of(model, of_words, head.layer)
-            values = singular_values(model, head)
+        of_words = vectors.isel(prompt=places)
+        for layer, head in selected.get(one.pair, ()):
+            _, _, asked, demonstrated = vectors_of(model, of_words, layer)
+            values = singular_values(model, layer, head)
             of_forms = []
             for form in forms:
                 first = asked @ form
@@ -402,18 +389,19 @@ def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d
     return torch.from_numpy(basis)
 
 
-def singular_values(model: Model, head: Head) -> Float[Tensor, "d_head"]:
+def singular_values(model: Model, layer: int, head: int) -> Float[Tensor, "d_head"]:
     """Return the singular values of a head's W_Q^T W_K, largest first.
 
     Args:
         model: Any model.
-        head: Head.
+        layer: Layer of the head.
+        head: Number of the head within its layer.
     """
-    query, _ = model.projection(head.layer, query_key.QUERY)
-    key, _ = model.projection(head.layer, query_key.KEY)
-    kv_head = model.value_head(head.head)
+    query, _ = model.projection(layer, query_key.QUERY)
+    key, _ = model.projection(layer, query_key.KEY)
+    kv_head = model.value_head(head)
     # The triangles of both matrices have the same product of singular values.
-    _, first = torch.linalg.qr(query[head.head].double().cpu().T)
+    _, first = torch.linalg.qr(query[head].double().cpu().T)
     _, second = torch.linalg.qr(key[kv_head].double().cpu().T)
     return torch.linalg.svdvals(first @ second.T)
 
@@ -430,18 +418,16 @@ def cross_fit_heads(pipeline: Pipeline, pairs: Sequence[str]) -> dict[str, list[
         "class_pair": ("prompt", list(pairs)),
         "label_pair": ("prompt", [SEVERAL] * len(pairs)),
     }
-    target = xr.DataArray(np.zeros(len(pairs)), dims="prompt", coords=coordinates)
+    target = xr.Dataset(coords=coordinates)
+    k = pipeline.settings.top_k
     selected: dict[str, list[Head]] = {}
-    for selecting, evaluating in head_selection.cross_fit_splits(selection, target):
-        heads = []
-        if selecting.sizes["prompt"]:
-            heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[BY_ATTENTION]
-        for pair in evaluating["class_pair"].values.tolist():
-            selected[pair] = heads
+    for sets, evaluating in head_selection.cross_fit_sets(selection, target, k):
+        heads = sets.get(BY_ATTENTION, [])
+        selected |= dict.fromkeys(evaluating["class_pair"].values.tolist(), heads)
     return selected
 
 
-def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> list[Head]:
+def without_preference(selection: xr.Dataset, k: int, taken: Heads) -> list[Head]:
     """Return the heads with most attention on labels among those that prefer no class.
 
     Args:
@@ -449,10 +435,8 @@ def without_preference(selection: xr.Dataset, k: int, taken: Sequence[Head]) -> 
         k: Number of heads.
         taken: Heads to leave out.
     """
-    on_labels = selection["attention"].sum("demonstration").mean("prompt")
-    difference = head_selection.rankings(selection)["attention difference"]
-    has_none = abs(difference) < head_selection.MIN_ATTENTION_DIFFERENCE
-    ranking = on_labels.where(has_none, -1.0)
+    on_labels = head_selection.attention_on_labels(selection)
+    ranking = on_labels.where(head_selection.prefers_no_class(selection), -1.0)
     heads = head_selection.top_heads(ranking, k + len(taken))
     others = [head for head in heads if head not in taken]
     return others[:k]

@@ -24,8 +24,8 @@ from towerlab.measure.observations import in_memory
 from towerlab.measure.pipeline import Design
 from towerlab.model import query_key
 from towerlab.model.model import Model, widen
-from towerlab.model.prefixes import MAX_TOKENS, stream_inputs
-from towerlab.prompts.prompt import Encoded, Prompts
+from towerlab.model.prefixes import stream_inputs
+from towerlab.prompts.prompt import MAX_TOKENS, Encoded, Prompts
 from towerlab.prompts.word_blocks import spread, word_blocks
 from twotowers.errors import NotTestable
 from twotowers.settings import read_label_pairs

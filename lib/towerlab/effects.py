@@ -13,7 +13,7 @@ The opening page and book/playground.ipynb show them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, head_names
+from twotowers.heads import Head, Heads, head_names
 
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, zero_ablate
@@ -69,7 +69,7 @@ class Effect:
 
 
 @torch.inference_mode()
-def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> Effect:
+def zeroing_effect(model: Model, prompt: Prompt, heads: Heads = ()) -> Effect:
     """Return the effect of ablating heads at all positions, in two forward passes.
 
     Args:
@@ -88,8 +88,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
         raise TwoTowersError(
             f"one label '{prompt.true_label}': expected two; add an example with another label"
         )
-    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
-    unknown = head_names(head for head in heads if head not in all_heads)
+    unknown = head_names(head for head in heads if head not in model.all_heads)
     if unknown:
         raise TwoTowersError(
             f"unknown head '{unknown[0]}' of '{model.name}': expected layers up to "
@@ -109,7 +108,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> 
     top = np.argsort(-p["after"], kind="stable")[:TOP_TOKENS].tolist()
     ids = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
     answer = pd.DataFrame({"token": [_token_text(model, token) for token in ids]})
-    table = pd.DataFrame(all_heads, columns=["layer", "head"])
+    table = pd.DataFrame(model.all_heads, columns=["layer", "head"])
     for when, run in runs.items():
         answer[when] = p[when][ids]
         table[when] = head_logit_differences(run, model).flatten().cpu().numpy()

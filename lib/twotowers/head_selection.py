@@ -189,23 +189,43 @@ def halves(data: xr.Dataset) -> list[xr.Dataset]:
     return parts
 
 
-def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) -> list[Head]:
+def attention_on_labels(heads: xr.Dataset) -> xr.DataArray:
+    """Return the mean attention on all labels together, over (layer, head).
+
+    Args:
+        heads: Measurement "heads" or "selection".
+    """
+    return heads["attention"].sum("demonstration").mean("prompt")
+
+
+def prefers_no_class(heads: xr.Dataset) -> xr.DataArray:
+    """Return as booleans whose attention difference is below MIN_ATTENTION_DIFFERENCE.
+
+    The mean difference may have either sign.
+
+    Args:
+        heads: Measurement "heads" or "selection".
+
+    Returns:
+        Over (layer, head).
+    """
+    difference = attention_difference(heads).mean("prompt")
+    return abs(difference) < MIN_ATTENTION_DIFFERENCE
+
+
+def label_heads_without_preference(heads: xr.Dataset, judged: Heads) -> list[Head]:
     """Return heads that attend to labels about as much as some heads, but prefer no class.
 
-    They have at least half of the attention that the judged heads have on labels, and a mean
-    attention difference below MIN_ATTENTION_DIFFERENCE, of either sign.
+    They have at least half of the attention that the judged heads have on labels.
 
     Args:
         heads: Measurement "heads".
         judged: Heads to compare with.
     """
-    on_labels = heads["attention"].sum("demonstration").mean("prompt")
+    on_labels = attention_on_labels(heads)
     usual = select_heads(on_labels, judged).mean()
-    difference = attention_difference(heads).mean("prompt")
-    has_none = abs(difference) < MIN_ATTENTION_DIFFERENCE
-    found = (on_labels >= usual / 2) & has_none
-    places = np.argwhere(found.transpose("layer", "head").values)
-    return [Head(layer, head) for layer, head in places.tolist()]
+    found = (on_labels >= usual / 2) & prefers_no_class(heads)
+    return top_heads(found, found.size)
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
@@ -390,7 +410,7 @@ def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.Dat
     return sets.transpose("random_set", "layer", "head")
 
 
-def select_heads(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
+def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
         >>> values = xr.DataArray([[1, 2], [3, 4]], dims=("layer", "head"))
@@ -477,6 +497,25 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
                 selecting = data.isel(prompt=selects.values)
                 evaluating = target.isel(prompt=evaluates.values)
                 yield selecting, evaluating
+
+
+def cross_fit_sets(
+    selection: xr.Dataset, target: Any, k: int
+) -> Iterator[tuple[dict[str, list[Head]], Any]]:
+    """Yield sets of heads for the prompts of each cross-fit split, selected on other prompts.
+
+    Args:
+        selection: Measurement "selection".
+        target: Measurement or array, whose prompts are evaluated.
+        k: Maximum number of heads of a set.
+
+    Yields:
+        The sets, none if no selection prompt has other classes and other labels; and the prompts
+        that evaluate.
+    """
+    for selecting, evaluating in cross_fit_splits(selection, target):
+        sets = head_sets(selecting, k) if selecting.sizes["prompt"] else {}
+        yield sets, evaluating
 
 
 def _all_values(name: str, data: Any, target: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ class Head(NamedTuple):
 
 
 Heads = Sequence[tuple[int, int]]  # an argument of functions; pairs such as (22, 0) are enough
+HeadSets = Mapping[str, Heads]
+"""Name of a set -> its heads"""
 
 
 def head_names(heads: Iterable[tuple[int, int]]) -> list[str]:

@@ -31,7 +31,7 @@ from towerlab.model.model import Model, widen
 from towerlab.model.proof import WIDER
 from towerlab.progress import progress
 from towerlab.prompts.blocks import prompt_coordinates
-from towerlab.prompts.prompt import Prompts, batches
+from towerlab.prompts.prompt import MAX_TOKENS, Prompts, batches
 
 ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "top_answer")
 T = TypeVar("T")
@@ -162,7 +162,7 @@ def read_prompts(
     encoded: Prompts,
     include: Collection[str],
     read: Callable[[Capture], Mapping[str, Tensor]],
-    max_tokens: int = 4096,
+    max_tokens: int = MAX_TOKENS,
 ) -> dict[str, np.ndarray]:
     """Return the results of `read` for each batch's capture, put together.
 

@@ -8,7 +8,7 @@ import numpy as np
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_labels
-from twotowers.heads import Head
+from twotowers.heads import Head, HeadSets
 
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
@@ -27,7 +27,7 @@ BY_ATTENTION = "by attention"
 
 
 def draw_random_sets(
-    pipeline: Pipeline, sets: Mapping[str, Sequence[Head]], n_sets: int = DRAWS
+    pipeline: Pipeline, sets: HeadSets, n_sets: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
     """Return random sets matched to each set, without any head of that set.
 
@@ -68,9 +68,10 @@ def other_halves(
     selection = select_labels(pipeline.measured("selection"), "arbitrary")
     prompts = observations("heads", encoded, {})
     prompts = prompts.assign(number=("prompt", range(len(encoded))))
+    k = pipeline.settings.top_k
     splits = []
-    for selecting, evaluating in head_selection.cross_fit_splits(selection, prompts):
-        heads = head_selection.head_sets(selecting, pipeline.settings.top_k)[name]
+    for sets, evaluating in head_selection.cross_fit_sets(selection, prompts, k):
+        heads = sets.get(name)
         if not heads:
             return []
         evaluated = [encoded[i] for i in evaluating["number"].values]

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -367,5 +366,4 @@ def knockout(model: Model, blocked: Bool[Tensor, "batch query position"]) -> Edi
         mask = attention.mask & ~is_blocked
         return attention._replace(mask=mask).z()
 
-    all_heads = list(np.ndindex(model.n_layers, model.n_heads))
-    return Edit(all_heads, compute_z, blocked.any(-1))
+    return Edit(model.all_heads, compute_z, blocked.any(-1))

@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from twotowers.errors import TwoTowersError
+from twotowers.heads import Head
 
 from towerlab.model.architectures import Architecture
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts, encode_all
@@ -216,6 +218,11 @@ class Model:
         Under grouped-query attention several query heads share one key and value head.
         """
         return getattr(self.config, "num_key_value_heads", None) or self.n_heads
+
+    @property
+    def all_heads(self) -> list[Head]:
+        """Every head, layer by layer."""
+        return [Head(*indices) for indices in np.ndindex(self.n_layers, self.n_heads)]
 
     @property
     def d_model(self) -> int:

@@ -17,8 +17,8 @@ depend on the query, and its keys and values serve all queries that follow it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -27,12 +27,9 @@ from transformers import DynamicCache
 
 from towerlab.model.attention import block_calls
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Prompts
+from towerlab.prompts.prompt import MAX_TOKENS, Prompts, of_one_length
 
-T = TypeVar("T")
 Ids = tuple[int, ...]
-MAX_TOKENS = 4096
-"""Maximum number of tokens that are run at once"""
 
 
 class StreamInputs(NamedTuple):
@@ -73,7 +70,7 @@ def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) 
     for i, e in enumerate(encoded):
         length = e.label_positions[-1] + 1
         prompts_of.setdefault(e.ids[:length], []).append(i)
-    for beginnings in _of_one_length(list(prompts_of), max_tokens):
+    for beginnings in of_one_length(list(prompts_of), max_tokens):
         length = len(beginnings[0])
         cache = DynamicCache(config=model.config)
         streams = _run(model, beginnings, cache)
@@ -85,26 +82,13 @@ def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) 
                 ends.append(_End(encoded[i].ids[length:], row, i))
         # Each row of this batch also holds the keys and values of its beginning.
         max_rows = max_tokens // (length + 1)
-        for some in _of_one_length(ends, max_rows, lambda end: len(end.ids)):
+        for some in of_one_length(ends, max_rows, lambda end: len(end.ids)):
             texts, rows, prompts = zip(*some, strict=True)
             of_rows = copy.deepcopy(cache)
             of_rows.batch_select_indices(torch.tensor(rows, device=model.device))
             streams = _run(model, texts, of_rows)
             last[list(prompts)] = streams[:, -1]
     return StreamInputs(last, labels)
-
-
-def _of_one_length(
-    items: Sequence[T], max_tokens: int, length: Callable[[Any], int] = len
-) -> Iterator[list[T]]:
-    """Yield items of equal length, with at most `max_tokens` tokens together."""
-    by_length: dict[int, list[T]] = {}
-    for item in items:
-        by_length.setdefault(length(item), []).append(item)
-    for n_tokens, group in by_length.items():
-        size = max(1, max_tokens // n_tokens)
-        for first in range(0, len(group), size):
-            yield group[first : first + size]
 
 
 def _run(

@@ -17,12 +17,15 @@ text or in decoded tokens.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from twotowers.errors import TwoTowersError
 
+MAX_TOKENS = 4096
+"""Maximum number of tokens that are run at once"""
+T = TypeVar("T")
 Span = tuple[int, int]
 """Interval [start, stop) of characters or of tokens"""
 
@@ -270,7 +273,7 @@ def _encode(
     )
 
 
-def batches(encoded: Prompts, max_tokens: int = 4096) -> Iterator[tuple[list[int], Prompts]]:
+def batches(encoded: Prompts, max_tokens: int) -> Iterator[tuple[list[int], Prompts]]:
     """Yield batches of prompts of equal token length, so that no padding is needed.
 
     A batch has at most `max_tokens` tokens, and at least one prompt. Lengths are in the order of
@@ -283,11 +286,25 @@ def batches(encoded: Prompts, max_tokens: int = 4096) -> Iterator[tuple[list[int
     Yields:
         Indices into `encoded`, and the prompts of these indices.
     """
-    by_length: dict[int, list[int]] = {}
-    for index, e in enumerate(encoded):
-        by_length.setdefault(len(e.ids), []).append(index)
-    for length, indices in by_length.items():
-        size = max(1, max_tokens // length)
-        for first in range(0, len(indices), size):
-            some = indices[first : first + size]
-            yield some, [encoded[i] for i in some]
+    numbers = range(len(encoded))
+    for some in of_one_length(numbers, max_tokens, lambda i: len(encoded[i].ids)):
+        yield some, [encoded[i] for i in some]
+
+
+def of_one_length(
+    items: Sequence[T], max_tokens: int, length: Callable[[Any], int] = len
+) -> Iterator[list[T]]:
+    """Yield items of equal length, at least one, with at most `max_tokens` tokens together.
+
+    Args:
+        items: Items of any length.
+        max_tokens: Maximum number of tokens.
+        length: Function of an item that returns its number of tokens.
+    """
+    by_length: dict[int, list[T]] = {}
+    for item in items:
+        by_length.setdefault(length(item), []).append(item)
+    for n_tokens, group in by_length.items():
+        size = max(1, max_tokens // n_tokens)
+        for first in range(0, len(group), size):
+            yield group[first : first + size]
