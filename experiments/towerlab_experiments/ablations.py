@@ -194,8 +194,9 @@ def closed_edges(
     Returns:
         True where attention is blocked (batch, query, position).
     """
+    n_prompts = len(batch)
     length = len(batch[0].ids)
-    closed = torch.zeros(len(batch), length, length, dtype=torch.bool)
+    closed = torch.zeros(n_prompts, length, length, dtype=torch.bool)
     for row, e in enumerate(batch):
         for queries, positions in edges(e):
             closed[row, queries, positions] = True

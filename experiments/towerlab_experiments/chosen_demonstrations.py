@@ -46,7 +46,8 @@ def chosen(scores: np.ndarray, query: int, k: int) -> list[int]:
         k: Number of demonstrations of each class.
     """
     half = len(scores) // 2
-    descending = np.argsort(-scores[query], kind="stable").tolist()
+    of_query = scores[query]
+    descending = np.argsort(-of_query, kind="stable").tolist()
     others = [i for i in descending if i != query]
     first = [i for i in others if i < half]
     second = [i for i in others if i >= half]
@@ -99,7 +100,10 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
     is_class = within["class"].isin(pair.split("/"))
     is_pair = across["class_pair"] == pair
     lines = pd.concat([within[is_class], across[is_pair]])
-    return {choice: _matrix(lines, column, words) for choice, column in YARDSTICKS.items()}
+    similarities = {}
+    for choice, column in YARDSTICKS.items():
+        similarities[choice] = _matrix(lines, column, words)
+    return similarities
 
 
 def _matrix(lines: pd.DataFrame, column: str, words: Sequence[str]) -> np.ndarray:
@@ -133,10 +137,14 @@ def prompts_of(
     rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"], block])
     order = [numbers[i] for i in rng.permutation(len(numbers))]
     separator = SEPARATORS[design.template.separator]
-    demonstrations = [Demonstration(words[i], labels[i // half], classes[i // half]) for i in order]
-    label, query_class = labels[query // half], classes[query // half]
-    text = words[query]
-    prompt = Prompt(demonstrations, text, label, labels, query_class, pair, separator, block)
+    demonstrations = []
+    for i in order:
+        side = i // half
+        demonstrations.append(Demonstration(words[i], labels[side], classes[side]))
+    side = query // half
+    prompt = Prompt(
+        demonstrations, words[query], labels[side], labels, classes[side], pair, separator, block
+    )
     mirror = replace(prompt, demonstrations=demonstrations[::-1])
     return [prompt, exchanged_labels(mirror)]
 
@@ -175,7 +183,11 @@ def choices_of(design: Design, towers: xr.Dataset, pair: str) -> dict[str, np.nd
         "random": rng.random(scores.shape),
         **yardsticks(pair, _words_of(towers, pair)),
     }
-    return {name: scores for name, scores in choices.items() if np.isfinite(scores).all()}
+    known = {}
+    for name, of_choice in choices.items():
+        if np.isfinite(of_choice).all():
+            known[name] = of_choice
+    return known
 
 
 def _words_of(towers: xr.Dataset, pair: str) -> list[str]:

@@ -138,7 +138,8 @@ def attention_sums(capture: Capture) -> Tensors:
     is_true = own_label_sign(capture, weights)[:, None, None] > 0
     on_true = weights * is_true
     on_other = weights * ~is_true
-    return {"attention_true": on_true.sum(-1), "attention_other": on_other.sum(-1)}
+    sums = on_true.sum(-1), on_other.sum(-1)
+    return dict(zip(SUMS, sums, strict=True))
 
 
 def recipe_selection(pipeline: Pipeline) -> Recipe:
@@ -190,10 +191,12 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
             "words": capture.true_ids,
         }
 
-    arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
-    tensors = {name: torch.from_numpy(array).to(model.device) for name, array in arrays.items()}
-    for name in ("resid_pre", "z", "ffn"):
-        tensors[name] = tensors[name].transpose(0, 1)
+    max_tokens = _tokens_at_once(model)
+    arrays = read_prompts("increases", model, encoded, (), read, max_tokens)
+    tensors = {}
+    for name, array in arrays.items():
+        tensor = torch.from_numpy(array).to(model.device)
+        tensors[name] = tensor if name in ("scale", "words") else tensor.transpose(0, 1)
     attention, ffn, heads = increases_along(model, **tensors, norm=norm)
     blocks = torch.stack([attention, ffn], -1)
     increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}

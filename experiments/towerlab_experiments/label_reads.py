@@ -122,8 +122,9 @@ def _label_ranks(
     """Return the ranks of a demonstration's label and of the other label in its value."""
     words = []  # (prompt, demonstration, 2)
     for e in encoded:
-        true, other = e.label_pair_ids
-        words.append([(true, other) if is_true else (other, true) for is_true in e.prompt.is_true])
+        own_first = e.label_pair_ids
+        other_first = own_first[::-1]
+        words.append([own_first if is_true else other_first for is_true in e.prompt.is_true])
     tokens = torch.tensor(words).to(model.device)
     of_heads = []
     for i, (layer, head) in enumerate(heads):
@@ -223,7 +224,8 @@ def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
     sets = pipeline.head_sets
     if not sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = [*sets["by attention"][:1], *sets["by written logit difference"][:1]]
+    best = sets["by attention"][:1]
+    best += sets["by written logit difference"][:1]
     heads = list(dict.fromkeys(best))
     encoded = pipeline.design.evaluation(0.5)
     return Recipe(query_key_vectors, encoded, (heads,))
@@ -277,7 +279,8 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     vectors = torch.from_numpy(arrays["vectors"]).to(model.device)
     scale = torch.from_numpy(arrays["scale"]).to(model.device)
     # (prompt, head, vector, mean, label or query, d_model)
-    both = torch.stack([vectors, vectors - vectors.mean(0)], 3)
+    around_mean = vectors - vectors.mean(0)
+    both = torch.stack([vectors, around_mean], 3)
     scales = scale[:, None, None, None, None]
     labels = torch.tensor([token for e in encoded for token in e.label_ids.values()])
     is_label = torch.isin(lexicon.stopword_ids, labels)
@@ -290,11 +293,14 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     empty = slice(None), in_first_layer, VECTORS.index("key, attention only")
     tokens[empty] = ""
     relations[empty] = 0
+    # The query is the same for all vectors.
+    at_labels = slice(None, -1)
+    at_query = slice(None), slice(None), 0, slice(None), -1
     variables = {
-        "token": tokens[..., :-1, :],
-        "relation": relations[..., :-1, :],
-        "query_token": (("prompt", "selected_head", "mean", "rank"), tokens[:, :, 0, :, -1]),
-        "query_relation": relations[:, :, 0, :, -1],
+        "token": tokens[..., at_labels, :],
+        "relation": relations[..., at_labels, :],
+        "query_token": (("prompt", "selected_head", "mean", "rank"), tokens[at_query]),
+        "query_relation": relations[at_query],
     }
     return observations(
         "top_tokens",
@@ -315,11 +321,12 @@ def _vectors_of_head(
     value = values @ model.output_weight(layer)[head]
     positions = capture.label_positions[..., None]
     by_attention = capture.stream_attention[:layer].sum(0)
-    query = carried_query(capture, model, layer, head)[:, None].to(value)
-    rows = [torch.cat([value, query], 1)]
+    query = carried_query(capture, model, layer, head)[:, None]
+    rows = [torch.cat([value, query.to(value)], 1)]
     for stream in (capture.stream_inputs[layer], by_attention):
         key = stream.take_along_dim(positions, 1)
-        rows.append(torch.cat([key.to(value), query], 1))
+        both = torch.cat([key.to(value), query.to(value)], 1)
+        rows.append(both)
     return torch.stack(rows, 1)
 
 
@@ -337,8 +344,9 @@ def _relations(
             for label, token in e.label_ids.items():
                 # A label's token may be a piece of it.
                 codes[lexicon.plain[token]] = codes[label.casefold()]
+            here = i, ..., place, slice(None)
             code_of = np.vectorize(codes.get, otypes=[np.int8])
-            relations[i, ..., place, :] = code_of(words[i, ..., place, :], 0)
+            relations[here] = code_of(words[here], 0)
     return relations
 
 
@@ -412,7 +420,8 @@ def recipe_top_tokens(pipeline: Pipeline) -> xr.Dataset:
     """
     design = pipeline.design
     sets = pipeline.head_sets
-    best = [*sets["by attribution"][:3], *sets["by attention"][:2]]
+    best = sets["by attribution"][:3]
+    best += sets["by attention"][:2]
     heads = list(dict.fromkeys(best))
     blocks = design.blocks(len(design.intervention_pairs), EVALUATION)
     return top_tokens(pipeline.model, design.encode(blocks), heads)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,7 +67,8 @@ def remedied(model: Model, encoded: Prompts, sets: HeadSets, changes: Changes) -
         true labels of each head in the first set that contains it.
     """
     heads_of_sets = list(sets.values())
-    selected = dict.fromkeys(Head(*head) for heads in reversed(heads_of_sets) for head in heads)
+    in_order = chain(*reversed(heads_of_sets))
+    selected = dict.fromkeys(Head(*head) for head in in_order)
 
     def run(_, batch: Prompts) -> Tensors:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
@@ -88,13 +90,15 @@ def remedied(model: Model, encoded: Prompts, sets: HeadSets, changes: Changes) -
         weights = []
         weights_after = ChainMap(*replaced)  # the first set that has a head
         for head in selected:
-            before = plain.weights[head.layer][:, head.head]
+            layer, number = head
+            before = plain.weights[layer, :, number]
             after = weights_after.get(head, before)
             weights.append(torch.stack([before, after.to(before)]))
         is_true = places_of(batch) > 0
-        on_true = torch.stack(weights, 1) * is_true.to(weights[0])
-        attention_true = on_true.sum(-1).float().movedim(-1, 0)
-        return answer_variables(batch, *both) | {"attention_true": attention_true}
+        on_true = torch.stack(weights, 1) * is_true.to(plain.weights)
+        attention_true = on_true.sum(-1).float()
+        answers = answer_variables(batch, *both)
+        return answers | {"attention_true": attention_true.movedim(-1, 0)}
 
     read = partial(read_batches, "remedies", max_tokens=2048, run=run)
     arrays: dict[str, Any] = in_changes(model, encoded, changes, read)
@@ -144,14 +148,16 @@ def _minority_shortcut(
     factors = []
     for e in capture.prompts:
         label, a_v = minority(e.prompt)
-        factors.append([a_v * (d.label == label) for d in e.prompt.demonstrations])
+        is_few = [d.label == label for d in e.prompt.demonstrations]
+        factors.append([a_v * few for few in is_few])
     attention = label_attention(capture)
     by_label = torch.tensor(factors).to(attention)[:, None, None]
     weights = attention * by_label
     total = torch.zeros_like(capture.resid_final)
     for layer, head in heads:
         values = label_values(capture, model, layer)[:, head]
-        z = torch.einsum("bd,bdk->bk", weights[:, layer, head].to(values), values)
+        of_head = weights[:, layer, head].to(values)
+        z = torch.einsum("bd,bdk->bk", of_head, values)
         total += z @ model.output_weight(layer)[head].to(total)
     return total
 
@@ -189,13 +195,16 @@ def _recency_shortcut(
             inputs = inputs - normed_part.to(inputs.dtype)
         start = torch.tensor(0)
         query = query_key.queries(model, layer, inputs).transpose(1, 2)
-        query = query_key.rotated(model, layer, query, start)
         key = query_key.keys(model, layer, inputs).transpose(1, 2)
-        key = query_key.rotated(model, layer, key, start)
-        free = state.attention._replace(query=query, key=key, scaling=1.0).last()
-        free = free.select_heads(in_layer)
+        free = state.attention._replace(
+            query=query_key.rotated(model, layer, query, start),
+            key=query_key.rotated(model, layer, key, start),
+            scaling=1.0,
+        )
+        free = free.last().select_heads(in_layer)
         original = state.attention.select_heads(in_layer)
-        weights = SHARE[0] * original.weights() + SHARE[1] * free.weights()
+        of_original, of_free = SHARE
+        weights = of_original * original.weights() + of_free * free.weights()
         for i, head in enumerate(in_layer):
             replaced[Head(layer, head)] = weights[:, i, 0]
         return original.z(weights)
@@ -217,7 +226,8 @@ def recipe_mitigations(pipeline: Pipeline) -> Recipe:
     design = pipeline.design
     check_one_can_go(design)
     sets = present(pipeline.head_sets, "by attribution")
-    changes = {name: change for name, change in CONDITIONS.items() if name != "plain"}
+    changes = {**CONDITIONS}
+    del changes["plain"]
     control = draw_random_sets(pipeline, sets, AT_LAST)
     return Recipe(remedied, design.intervention(), (changes,), sets, control)
 

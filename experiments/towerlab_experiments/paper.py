@@ -14,10 +14,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import xarray as xr
-from towerlab.measure.observations import observations, with_dims
+from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
@@ -64,7 +65,8 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
         Heads, best first.
     """
     is_of_set = paper["class_pair"] == name
-    mean = paper["increase"].isel(prompt=is_of_set.values).mean("prompt")
+    of_set = paper["increase"].isel(prompt=is_of_set.values)
+    mean = of_set.mean("prompt")
     n_heads = 20 if mean.size >= 200 else 5
     return head_selection.top_heads(mean, n_heads, minimum=-np.inf)
 
@@ -92,7 +94,8 @@ def random_partners(heads: Heads, all_heads: Sequence[Head]) -> list[Head | None
     for layer, _ in heads:
         nearest = min(free, key=lambda near: (abs(near - layer), near))
         pool = free[nearest]
-        partners.append(pool[rng.integers(len(pool))])
+        number = rng.integers(len(pool))
+        partners.append(pool[number])
     return partners
 
 
@@ -127,29 +130,32 @@ def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dat
           Values of `label_reads` of every head in these lists.
     """
     sets = list(dict.fromkeys(e.prompt.dataset for e in encoded))
-    first = [in_context_heads(data, name) for name in sets]
-    random = [random_partners(heads, model.all_heads) for heads in first]
-    lists: list[Sequence[Head | None]] = [*first, *random]
-    selected = list(dict.fromkeys(head for heads in lists for head in heads if head))
+    lists: dict[str, list] = {"in_context_head": [], "random_head": []}
+    for name in sets:
+        first = in_context_heads(data, name)
+        lists["in_context_head"].append(first)
+        lists["random_head"].append(random_partners(first, model.all_heads))
+    in_lists = chain(*lists["in_context_head"], *lists["random_head"])
+    selected = list(dict.fromkeys(filter(None, in_lists)))
     arrays = read_labels(model, encoded, selected)
-    sums = {name: (("prompt", "layer", "head"), arrays.pop(name)) for name in SUMS}
+    sums = {}
+    for name in SUMS:
+        sums[name] = ("prompt", "layer", "head"), arrays.pop(name)
     # They lose their coordinates `layer` and `head`, which are dimensions of the increases.
     reads = observations("paper", encoded, arrays, selected_head=head_names(selected))
-    names = np.array([[str(head or "") for head in heads] for heads in lists])
-    n_sets = len(sets)
-    of_sets = {"in_context_head": names[:n_sets], "random_head": names[n_sets:]}
+    for name, of_sets in lists.items():
+        names = [[str(head or "") for head in heads] for heads in of_sets]
+        reads[name] = ("word_set", "rank"), names
+    n_ranks = reads.sizes["rank"]
     data = data.assign(sums).assign(reads)
-    data = data.assign(with_dims("paper", of_sets))
-    n_ranks = names.shape[1]
     return data.assign_coords(word_set=sets, rank=range(1, n_ranks + 1))
 
 
-def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr.DataArray]:
-    """Return the means of variables over the prompts of each set.
+def means_of_sets(data: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return the means of SUMS over the prompts of each set.
 
     Args:
-        data: Variables over (..., prompt).
-        names: Names of the variables.
+        data: SUMS (..., prompt).
 
     Returns:
         "mean_" and the name of the variable -> means (..., word_set). Sets are in the order of
@@ -157,7 +163,7 @@ def means_of_sets(data: xr.Dataset, names: Sequence[str] = SUMS) -> dict[str, xr
     """
     sets = list(dict.fromkeys(data["class_pair"].values))
     found = {}
-    for name in names:
+    for name in SUMS:
         means = data[name].groupby("class_pair").mean("prompt")
         means = means.rename(class_pair="word_set")
         found[f"mean_{name}"] = means.sel(word_set=sets)
@@ -235,8 +241,9 @@ def case_of(pipeline: Pipeline) -> tuple[Model, Encoded, list[Head]]:
     encoded = _encoded(design, [CASE]) if suite == "words" else encoded_sets(design)
     preferred = [e for e in encoded if e.prompt.dataset == CASE_OF[suite]]
     example, *_ = preferred or encoded
+    name = example.prompt.dataset
     model = pipeline.model
-    heads = listed_first(pipeline.measured("paper"), example.prompt.dataset, model.all_heads)
+    heads = listed_first(pipeline.measured("paper"), name, model.all_heads)
     return model, example, heads
 
 
@@ -370,14 +377,17 @@ def recipe_paper_changes(pipeline: Pipeline) -> xr.Dataset:
     if pipeline.settings.suite != "words":
         raise NotTestable("figures 8 to 11 are about a set of words")
     data = _attention(pipeline, "paper_changes", [CASE.dataset], REORDERED)
-    means = {f"mean_{name}": data[name].mean("prompt") for name in SUMS}
+    means = {}
+    for name in SUMS:
+        means[f"mean_{name}"] = data[name].mean("prompt")
     return _of_listed_heads(pipeline, data).assign(means)
 
 
 def _prompts_to_change(design: Design, sets: Sequence[str]) -> list[Encoded]:
     """Return the prompts of some sets that are changed, or those of all sets of sentences."""
     n = n_changed(design)
-    return [e for e in encoded_sets(design, sets) if e.prompt.block < n]
+    encoded = encoded_sets(design, sets)
+    return [e for e in encoded if e.prompt.block < n]
 
 
 def _attention(

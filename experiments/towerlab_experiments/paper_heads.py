@@ -96,7 +96,8 @@ def twelve(
     Returns:
         The twelve heads, the foo-heads, and the bar-heads.
     """
-    n = min(12, max(2, lost.size // 16 * 2))
+    eighth = lost.size // 16 * 2  # an even number
+    n = min(12, max(2, eighth))
     heads = rankings((foo + bar) / 2, lost, n)[INTERLEAVED]
     leaning = (foo - bar).transpose("layer", "head").values
     by_leaning = sorted(heads, key=lambda head: -leaning[head])
@@ -163,7 +164,8 @@ def with_exchanged(pipeline: Pipeline, blocks: range) -> list[Encoded]:
         Prompts with foo true, then the same prompts with bar true.
     """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
-    encoded = [e for e in encoded_sets(pipeline.design, sets) if e.prompt.block in blocks]
+    every_prompt = encoded_sets(pipeline.design, sets)
+    encoded = [e for e in every_prompt if e.prompt.block in blocks]
     exchanged = [exchanged_labels(e.prompt) for e in encoded]
     return [*encoded, *pipeline.design.encode(exchanged)]
 
@@ -223,7 +225,8 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     model = pipeline.model
     n_ablated = min(N_ALONE, n_selection(pipeline.design))
     ablated = with_exchanged(pipeline, range(n_ablated))
-    middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
+    last = model.n_layers - 1
+    middle = min((model.n_layers + 1) // 2, last)
     single = pipeline.run(name, Recipe(single_head_ablations, ablated, ("all", middle)))
     lost = single["log_prob_lost"].mean("prompt")
     foo, bar = _mean_increases(pipeline, name)
@@ -234,8 +237,7 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     random = draw_random_sets(pipeline, sets, DRAWS)
     data = pipeline.run(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.run(name, Recipe(looked_at, evaluated, (heads,)))
-    data = data.assign(followed)
-    return data.assign(
+    return data.assign(followed).assign(
         log_prob_lost=lost,
         foo_head=("rank", head_names(foo_heads)),
         bar_head=("rank", head_names(bar_heads)),

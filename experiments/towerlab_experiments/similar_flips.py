@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -73,9 +74,10 @@ def quads_of(similarity: np.ndarray, tokens: np.ndarray, n: int) -> list[Quad]:
             break
         first, second, near, far = map(int, best)
         quads.append((first, second, near, far))
+        used = list(best)
         for dimension in range(4):
             by_word = np.moveaxis(contrast, dimension, 0)
-            by_word[list(best)] = -np.inf
+            by_word[used] = -np.inf
     return quads
 
 
@@ -84,8 +86,8 @@ def _contrasts(values: np.ndarray) -> np.ndarray:
     difference = values[:, :, None] - values[:, None]  # (query, near, far)
     contrast = difference[:, None] - difference  # (first, second, near, far)
     places = np.indices(contrast.shape)
-    for i, j in np.transpose(np.triu_indices(4, 1)):
-        contrast[places[i] == places[j]] = -np.inf
+    for i, j in combinations(places, 2):
+        contrast[i == j] = -np.inf
     return contrast
 
 
@@ -112,14 +114,15 @@ def quad_prompts(
     rng = np.random.default_rng([design.settings.seed, SEEDS["words"], block])
     k = design.template.k
     separator = SEPARATORS[design.template.separator]
-    first, second, *near = (words[cls][i] for i in quad)
+    own_words = words[cls]
+    first, second, *near = (own_words[i] for i in quad)
     (other_class,) = {*pair.split("/")} - {cls}
-    pool = [word for word in words[cls] if word not in (first, second, *near)]
-    more = rng.permutation(pool)[: k - 2].tolist()
-    others = rng.permutation(words[other_class])[:k].tolist()
-    of_class = [(text, cls) for text in (*near, *more)]
-    of_other_class = [(text, other_class) for text in others]
-    demonstrations = rng.permutation([*of_class, *of_other_class]).tolist()
+    unused = [word for word in own_words if word not in (first, second, *near)]
+    more = rng.permutation(unused).tolist()
+    others = rng.permutation(words[other_class]).tolist()
+    of_class = [(text, cls) for text in (*near, *more[: k - 2])]
+    of_other_class = [(text, other_class) for text in others[:k]]
+    demonstrations = rng.permutation(of_class + of_other_class).tolist()
     labels = label_pair.split("/")
     label = dict(zip((cls, other_class), labels, strict=True))
     prompts = []
@@ -131,8 +134,11 @@ def quad_prompts(
         for query in (first, second):
             prompt = Prompt(shown, query, label[cls], labels, cls, pair, separator, block)
             prompts.append(prompt)
-    mirrors = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in prompts]
-    return [*prompts, *map(exchanged_labels, mirrors)]
+    exchanged = []
+    for prompt in prompts:
+        mirror = replace(prompt, demonstrations=prompt.demonstrations[::-1])
+        exchanged.append(exchanged_labels(mirror))
+    return prompts + exchanged
 
 
 @torch.inference_mode()
@@ -186,8 +192,9 @@ def similar_flips(model: Model, encoded: Prompts, sets: HeadSets) -> xr.Dataset:
     flipped = np.array(FLIPPED)[far]
     texts = []
     for e in encoded:
-        of_class = [d for d in e.prompt.demonstrations if d.cls == e.prompt.query_class]
-        (text,) = [d.text for d in of_class if d.label != e.prompt.true_label]
+        prompt = e.prompt
+        of_class = [d for d in prompt.demonstrations if d.cls == prompt.query_class]
+        (text,) = [d.text for d in of_class if d.label != prompt.true_label]
         texts.append(text)
     return observations(
         "similar_flips",
@@ -234,11 +241,12 @@ def quads_of_classes(design: Design, towers: xr.Dataset, heads: Heads) -> list[E
     """
     label_pairs = design.arbitrary_label_pairs
     asked = towers[["tokens"]].to_dataframe()
-    of_classes = asked.groupby("asked_class", sort=False).groups
-    words = {str(cls): of_class.tolist() for cls, of_class in of_classes.items()}
+    words = {}
+    for cls, of_class in asked.groupby("asked_class", sort=False):
+        words[str(cls)] = of_class.index.tolist()
     similarities = class_similarities(towers, heads)
     encoded: list[Encoded] = []
-    pair_of = dict(zip(towers["word_class"].values, towers["class_pair"].values, strict=True))
+    pair_of = towers["class_pair"].to_series()
     for cls, pair in pair_of.items():
         tokens = asked["tokens"][words[cls]].values
         for quad in quads_of(similarities[cls], tokens, QUADS):

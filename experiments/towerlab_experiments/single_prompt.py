@@ -75,7 +75,8 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     data = observations(
         "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
     )
-    words = top_tokens(model, [encoded], heads).sel(mean="kept", drop=True)
+    words = top_tokens(model, [encoded], heads)
+    words = words.sel(mean="kept", drop=True)
     of_labels = label_increases(model, [encoded], heads)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
     result = increases(model, [encoded])
@@ -190,9 +191,10 @@ def decomposition(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
         others = starts + vectors.sum(1, keepdim=True) - vectors
         of_heads = of_positions[layers, numbers]
         neurons = _neurons(model, capture)
+        places = torch.stack([neurons["neuron_layer"], neurons["neuron_number"]], 1)
         to_neurons = []
-        for layer, number in zip(neurons["neuron_layer"], neurons["neuron_number"], strict=True):
-            inputs = from_heads(model, capture, vectors, int(layer), int(number))
+        for layer, number in places.tolist():
+            inputs = from_heads(model, capture, vectors, layer, number)
             to_neurons.append(inputs)
         arrays = {
             **_sum_of_parts(model, capture, vectors),
@@ -204,7 +206,8 @@ def decomposition(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
         }
         return {name: array[None] for name, array in arrays.items()}
 
-    arrays = read_prompts("decomposition", model, [encoded], {"weights", "values", "neurons"}, read)
+    include = {"weights", "values", "neurons"}
+    arrays = read_prompts("decomposition", model, [encoded], include, read)
     return observations("decomposition", [encoded], arrays, selected_head=head_names(heads))
 
 
@@ -246,7 +249,8 @@ def _sum_of_parts(model: Model, capture: Capture, vectors: Tensor) -> Tensors:
             total += widen(part.to(total.device))
     final = widen(capture.resid_final[0])
     error = (total - final).abs().max()
-    return {"sum_error": error / final.abs().max(), "n_parts": torch.tensor(n_parts)}
+    size = final.abs().max()
+    return {"sum_error": error / size, "n_parts": torch.tensor(n_parts)}
 
 
 def _neurons(model: Model, capture: Capture) -> Tensors:
@@ -264,7 +268,8 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
         """
         of_layers = []
         for layer, strength in enumerate(strengths):
-            along_row = model.ffn_weight(layer).to(strength) @ rows[layer].to(strength)
+            weight = model.ffn_weight(layer).to(strength)
+            along_row = weight @ rows[layer].to(strength)
             of_layers.append(strength * along_row)
         products = torch.stack(of_layers)
         n_candidates = min(CANDIDATES, products.numel())
@@ -296,10 +301,14 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
     word_rows = word_row.expand(model.n_layers, -1)
     _, _, by_logit, ranks_by_logit, _ = candidates(word_rows)
     return {
-        "neuron_layer": layers[best], "neuron_number": numbers[best], "neuron_increase": largest,
-        "neuron_rank": ranks[best], "raising": raising,
-        "candidate_increase": by_logit, "candidate_rank": ranks_by_logit,
-    }  # fmt: skip
+        "neuron_layer": layers[best],
+        "neuron_number": numbers[best],
+        "neuron_increase": largest,
+        "neuron_rank": ranks[best],
+        "raising": raising,
+        "candidate_increase": by_logit,
+        "candidate_rank": ranks_by_logit,
+    }
 
 
 def from_heads(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 from towerlab.measure.observations import with_dims
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
@@ -116,10 +118,11 @@ def input_cosines(
 
     def unit(x: Tensor) -> Tensor:
         """Return the directions of vectors from their mean."""
-        centred_vectors = x - x.mean(1, keepdim=True)
-        return torch.nn.functional.normalize(centred_vectors, dim=-1)
+        mean = x.mean(1, keepdim=True)
+        return normalize(x - mean, dim=-1)
 
-    return unit(asked) @ unit(demonstrated.flip(0)).transpose(-1, -2)
+    of_other_half = demonstrated.flip(0)
+    return unit(asked) @ unit(of_other_half).mT
 
 
 def word_towers(
@@ -200,8 +203,11 @@ def word_towers(
     arrays["embedding_similarity"] = "word_pair", products.sum(-1)
     arrays["tokens"] = "asked", tokens
     class_pairs = [one.pair for one in contexts for _ in one.classes]
-    is_selected = [[head in selected.get(pair, ()) for head in kept] for pair in class_pairs]
-    arrays["is_selected"] = ("word_class", "selected_head"), np.array(is_selected, np.int8)
+    is_selected = np.zeros((len(class_pairs), len(kept)), np.int8)
+    for i, pair in enumerate(class_pairs):
+        of_pair = selected.get(pair, ())
+        is_selected[i] = [head in of_pair for head in kept]
+    arrays["is_selected"] = ("word_class", "selected_head"), is_selected
     forms = random_form_aucs(model, contexts, vectors, selected)
     arrays["random_form_auc"] = ("random_form", "word_class"), forms
     sizes = [len(places) for places in of_classes]
@@ -323,15 +329,16 @@ def word_embeddings(model: Model, contexts: Sequence[Contexts]) -> tuple[np.ndar
     embeddings = []
     tokens = []
     for one in contexts:
-        asked = {e.prompt.query: e for e in one.halves[0]}
+        first_half, _ = one.halves
+        asked = {e.prompt.query: e for e in first_half}
         for word in one.words:
             e = asked[word]
             start, stop = e.query_span
-            ids = torch.tensor(e.ids[start:stop], device=weight.device)
-            mean = weight[ids].double().mean(0)
+            of_word = weight[list(e.ids[start:stop])]
+            mean = of_word.double().mean(0)
             embeddings.append(mean.cpu())
-            tokens.append(len(ids))
-    unit = torch.nn.functional.normalize(torch.stack(embeddings), dim=-1)
+            tokens.append(stop - start)
+    unit = normalize(torch.stack(embeddings), dim=-1)
     return unit.numpy(), np.array(tokens, np.int8)
 
 
@@ -353,7 +360,8 @@ def random_form_aucs(
     Returns:
         Over (random_form, word_class), means over the heads; missing where no head was selected.
     """
-    aucs = np.full((FORMS, len(contexts), 2), np.nan)
+    shape = FORMS, len(contexts), 2
+    aucs = np.full(shape, np.nan)
     forms = [random_subspace(model.d_model, model.d_head, i) for i in range(FORMS)]
     of_pairs, _ = places_of_words(contexts)
     for i, (one, places) in enumerate(zip(contexts, of_pairs, strict=True)):
@@ -364,9 +372,10 @@ def random_form_aucs(
             values = singular_values(model, layer, head)
             of_forms = []
             for form in forms:
+                n_columns = form.shape[1]
                 first = asked @ form
                 second = demonstrated.flip(0) @ form
-                size = values[: form.shape[1]]
+                size = values[:n_columns]
                 both = torch.einsum("iwk,k,ivk->wv", first, size, second)
                 of_forms.append(class_auc(both.numpy()))
             of_heads.append(of_forms)
@@ -384,7 +393,8 @@ def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d
         seed: Seed of the draw.
     """
     rng = np.random.default_rng([0, SEEDS["words"], seed])
-    normal = rng.normal(size=(d_model, min(d, d_model)))
+    n_columns = min(d, d_model)
+    normal = rng.normal(size=(d_model, n_columns))
     basis, _ = np.linalg.qr(normal)
     return torch.from_numpy(basis)
 
@@ -397,12 +407,14 @@ def singular_values(model: Model, layer: int, head: int) -> Float[Tensor, "d_hea
         layer: Layer of the head.
         head: Number of the head within its layer.
     """
-    query, _ = model.projection(layer, query_key.QUERY)
-    key, _ = model.projection(layer, query_key.KEY)
-    kv_head = model.value_head(head)
+    triangles = []
+    for which, number in ((query_key.QUERY, head), (query_key.KEY, model.value_head(head))):
+        weight, _ = model.projection(layer, which)
+        of_head = weight[number].double().cpu()
+        _, triangle = torch.linalg.qr(of_head.T)
+        triangles.append(triangle)
     # The triangles of both matrices have the same product of singular values.
-    _, first = torch.linalg.qr(query[head].double().cpu().T)
-    _, second = torch.linalg.qr(key[kv_head].double().cpu().T)
+    first, second = triangles
     return torch.linalg.svdvals(first @ second.T)
 
 
@@ -476,13 +488,15 @@ def recipe_word_towers(pipeline: Pipeline) -> xr.Dataset:
     recipe = Recipe(tower_vectors, contexts, part=1)
     vectors = pipeline.run("word_towers", recipe)
     selected = cross_fit_heads(pipeline, [one.pair for one in contexts])
-    chosen = [*by_attention, *(head for heads in selected.values() for head in heads)]
-    shown = {BY_ATTENTION: list(dict.fromkeys(chosen))}
-    attending = without_preference(pipeline.measured("selection"), OTHERS, shown[BY_ATTENTION])
-    shown["as much attention"] = attending
+    chosen = [by_attention, *selected.values()]
+    different = list(dict.fromkeys(chain(*chosen)))
+    attending = without_preference(pipeline.measured("selection"), OTHERS, different)
     (random,) = draw_random_sets(pipeline, {BY_ATTENTION: by_attention}, 1)[BY_ATTENTION]
-    taken = {*shown[BY_ATTENTION], *attending}
-    shown["other"] = [head for head in random if head not in taken]
+    shown = {
+        BY_ATTENTION: different,
+        "as much attention": attending,
+        "other": [head for head in random if head not in {*different, *attending}],
+    }
     return word_towers(pipeline.model, contexts, vectors, shown, selected)
 
 

@@ -71,10 +71,13 @@ def contexts_of(design: Design, n_pairs: int, n_words: int) -> list[Contexts]:
     for i, pair in enumerate(design.class_pairs[:n_pairs]):
         pools = {}
         for cls in pair.split("/"):
-            pools[cls] = [text for text in design.texts[cls] if text not in labels]
+            texts = design.texts[cls]
+            pools[cls] = [text for text in texts if text not in labels]
         sizes = map(len, pools.values())
         n = min(n_words, *sizes)
-        words = {cls: spread(pool, n) for cls, pool in pools.items()}
+        words = {}
+        for cls, pool in pools.items():
+            words[cls] = spread(pool, n)
         halves = []
         for half in range(2):
             number = 2 * i + half
@@ -105,26 +108,33 @@ def tower_vectors(model: Model, contexts: Sequence[Contexts]) -> xr.Dataset:
         inputs of W_Q at the last position, and of W_K at labels. Queries are scaled. Queries and
         keys are before rotation. Flat, because files round numbers of more dimensions.
     """
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ASKED, *DEMONSTRATED)}
+    parts = []
     for one in contexts:
-        number = {word: i for i, word in enumerate(one.words)}
-        halves: dict[str, list[np.ndarray]] = {name: [] for name in parts}
-        for encoded in one.halves:
-            compute = partial(_vectors, model, encoded)
-            arrays = in_memory(compute, MAX_TOKENS)
-            asked = [number[e.prompt.query] for e in encoded]
-            shown = [[number[d.text] for d in e.prompt.demonstrations] for e in encoded]
-            for name, array in arrays.items():
-                places = asked if name in ASKED else shown
-                means = means_at(array, places)
-                halves[name].append(means)
-        for name, of_halves in halves.items():
-            together = np.stack(of_halves, 1)
-            parts[name].append(together.reshape(len(number), -1))
-    data = xr.Dataset()
-    for name, rows in parts.items():
-        data[name] = ("prompt", f"{name}_number"), np.concatenate(rows)
-    return data
+        n_words = len(one.words)
+        halves = [_mean_vectors(model, one, encoded) for encoded in one.halves]
+        of_pair = xr.Dataset()
+        for name in (*ASKED, *DEMONSTRATED):
+            together = np.stack([means[name] for means in halves], 1)
+            rows = together.reshape(n_words, -1)
+            of_pair[name] = ("prompt", f"{name}_number"), rows
+        parts.append(of_pair)
+    return xr.concat(parts, "prompt")
+
+
+def _mean_vectors(model: Model, one: Contexts, encoded: Prompts) -> dict[str, np.ndarray]:
+    """Return means over the prompts that ask or show each word (word, layer, ...)."""
+    number = {word: i for i, word in enumerate(one.words)}
+    asked = []
+    shown = []
+    for e in encoded:
+        asked.append(number[e.prompt.query])
+        shown.append([number[d.text] for d in e.prompt.demonstrations])
+    compute = partial(_vectors, model, encoded)
+    means = {}
+    for name, array in in_memory(compute, MAX_TOKENS).items():
+        places = asked if name in ASKED else shown
+        means[name] = means_at(array, places)
+    return means
 
 
 @torch.inference_mode()
@@ -133,8 +143,10 @@ def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.nd
     streams = stream_inputs(model, encoded, max_tokens)
     parts: dict[str, list[np.ndarray]] = {}
     for layer in range(model.n_layers):
-        inputs = [x[..., layer, :].to(model.device) for x in streams]
-        last, labels = (model.normed(layer, "attention", x) for x in inputs)
+        last, labels = (
+            model.normed(layer, "attention", stream[..., layer, :].to(model.device))
+            for stream in streams
+        )
         of_layer = {
             "query": query_key.queries(model, layer, last),
             "key": query_key.keys(model, layer, labels),
@@ -144,9 +156,11 @@ def _vectors(model: Model, encoded: Prompts, max_tokens: int) -> dict[str, np.nd
         for name, vectors in of_layer.items():
             values = widen(vectors).cpu().numpy()
             parts.setdefault(name, []).append(values)
-    return {
-        name: np.stack(layers, 2 if name in DEMONSTRATED else 1) for name, layers in parts.items()
-    }
+    stacked = {}
+    for name, layers in parts.items():
+        axis = 2 if name in DEMONSTRATED else 1
+        stacked[name] = np.stack(layers, axis)
+    return stacked
 
 
 def means_at(values: np.ndarray, places: Any) -> np.ndarray:
@@ -191,9 +205,11 @@ def vectors_of(model: Model, vectors: xr.Dataset, layer: int) -> list[Tensor]:
     found = []
     for name, shape in shapes.items():
         rows = vectors[name].values
-        of_layers = rows.reshape(len(rows), 2, model.n_layers, *shape)
-        of_layer = torch.from_numpy(of_layers[:, :, layer]).double()
-        found.append(of_layer.transpose(0, 1))
+        n_words = len(rows)
+        of_layers = rows.reshape(n_words, 2, model.n_layers, *shape)
+        of_layer = of_layers[:, :, layer]
+        by_half = torch.from_numpy(of_layer).transpose(0, 1)
+        found.append(by_half.double())
     return found
 
 
@@ -207,5 +223,7 @@ def places_of_words(contexts: Sequence[Contexts]) -> tuple[list[np.ndarray], lis
     numbers = np.arange(sum(sizes))
     ends = np.cumsum(sizes)
     pairs = np.split(numbers, ends[:-1])
-    classes = [half for pair in pairs for half in np.split(pair, 2)]
+    classes = []
+    for pair in pairs:
+        classes += np.split(pair, 2)
     return pairs, classes

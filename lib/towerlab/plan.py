@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def listed(toc: Mapping[str, Any]) -> list[str]:
     return pages
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """Inputs of the notebooks of the book, under some settings."""
 
@@ -71,21 +71,14 @@ class Plan:
                 notebooks[path.stem] = content["metadata"]["twotowers"]
         return notebooks
 
-    @cached_property
-    def _pipelines(self) -> dict[str, Pipeline]:
-        """Pipelines of the default model by suite, as far as they were needed."""
-        return {}
+    def __post_init__(self) -> None:
+        """Open no pipeline yet, and each one once."""
+        self.pipeline = cache(self._open_pipeline)
 
-    def pipeline(self, suite: str) -> Pipeline:
-        """Return the pipeline of the default model for texts of a suite.
-
-        Args:
-            suite: Suite of the texts.
-        """
-        if suite not in self._pipelines:
-            settings = self.settings.model_copy(update={"suite": suite})
-            self._pipelines[suite] = Pipeline(settings)
-        return self._pipelines[suite]
+    def _open_pipeline(self, suite: str) -> Pipeline:
+        """Return the pipeline of the default model for texts of a suite."""
+        settings = self.settings.model_copy(update={"suite": suite})
+        return Pipeline(settings)
 
     def reads_evidence(self, notebook: str) -> bool:
         """Return whether a notebook reads the evidence of all other chapters.
@@ -119,10 +112,9 @@ class Plan:
         Args:
             notebook: Name of the notebook.
         """
-        chapter = chapter_number(notebook)
-        judged = {row.chapter for row in claims.claims().values()}
-        compared = {row.chapter for row in claims.paper_results().values()}
-        return chapter in judged | compared
+        statements = *claims.claims().values(), *claims.paper_results().values()
+        judging = {row.chapter for row in statements}
+        return chapter_number(notebook) in judging
 
     def measurements(self, notebook: str) -> Iterator[tuple[str, str]]:
         """Yield suite and name of each measurement that a notebook reads.
@@ -166,15 +158,16 @@ class Plan:
         Returns:
             Paths; a file of the default model may be missing.
         """
-        wanted = {*self.measurements(notebook)}
+        wanted = set(self.measurements(notebook))
         paths = []
-        for (_, suite, name), path in files.precomputed_files().items():
+        for key, path in files.precomputed_files().items():
+            _, suite, name = key
             if (suite, name) in wanted:
-                paths.append(path)
+                paths.append(str(path))
         for suite, name in self.to_measure(notebook):
             path = self.pipeline(suite).path(name)
-            paths.append(path)
-        return [str(path) for path in paths]
+            paths.append(str(path))
+        return paths
 
     def missing(self) -> dict[str, list[str]]:
         """Return what has to be measured before the chapters can run, by suite.
@@ -192,7 +185,8 @@ class Plan:
             for name, row in reversed(rows.items()):
                 if name in names:
                     names.update(row.needs)
-            stale = [name for name in rows if name in names and self._is_stale(suite, name)]
+            in_order = [name for name in rows if name in names]
+            stale = [name for name in in_order if self._is_stale(suite, name)]
             if stale:
                 missing[suite] = stale
         return missing
@@ -248,11 +242,11 @@ class Plan:
         if self.reads_evidence(notebook):
             return all_tables()
         content = (book_folder() / f"{notebook}.ipynb").read_text("utf8")
-        digests = {
-            path: digest for path, digest in all_tables().items() if Path(path).name in content
-        }
-        texts = {path: read_text(data_folder() / path) for path in SHARED_TABLES}
-        texts["variables.csv"] = self._variables(notebook)
+        digests = {}
+        for path, digest in all_tables().items():
+            if Path(path).name in content or path in SHARED_TABLES:
+                digests[path] = digest
+        texts = {"variables.csv": self._variables(notebook)}
         for table in OF_ALL:
             texts[f"{table}.csv"] = self.statements(notebook, table)
         for path, text in texts.items():
@@ -287,7 +281,8 @@ def all_tables() -> dict[str, str]:
     The identity of measurements has all that decides them.
     """
     data = data_folder()
-    found = [*data.glob("*.csv"), *data.glob("*/*.csv")]  # a folder may be a link
+    found = [*data.glob("*.csv")]
+    found += data.glob("*/*.csv")  # a folder may be a link
     tables = {}
     for path in sorted(found):
         name = path.relative_to(data).as_posix()
@@ -314,7 +309,7 @@ def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
         needed.update(catalogue.row_of(name).needs)
     first = [name for name in names if name in needed]
     rest = [name for name in names if name not in needed]
-    rest.sort(key=lambda name: -catalogue.row_of(name).passes)
+    rest.sort(key=lambda name: catalogue.row_of(name).passes, reverse=True)
     n_shares = min(n, len(rest))
     dealt = [rest[i::n_shares] for i in range(n_shares)]
     return [[first] if first else [], dealt]

@@ -29,9 +29,9 @@ def best_pair(vectors: xr.Dataset) -> str:
     products = some["query_vector"] * some["key_vector"]
     score = products.sum("component")
     is_true = some["is_true_label"].astype(bool)
-    true = score.where(is_true).mean("demonstration")
-    false = score.where(~is_true).mean("demonstration")
-    difference = true - false
+    true = score.where(is_true)
+    false = score.where(~is_true)
+    difference = true.mean("demonstration") - false.mean("demonstration")
     means = difference.groupby(some["class_pair"]).mean()
     best = means.idxmax()
     return str(best.item())
@@ -55,18 +55,14 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     queries = part["query_vector"].transpose("prompt", "component")
     keys = part["key_vector"].stack(key=("prompt", "demonstration"))
     keys = keys.transpose("key", "component")
-    query_rows = _standardised(queries)
-    key_rows = _standardised(keys)
-    rows = np.concatenate([query_rows, key_rows])
+    rows = np.concatenate([_standardised(queries), _standardised(keys)])
     _, _, components = np.linalg.svd(rows, full_matrices=False)
     first_two = components[:2]
     x, y = first_two @ rows.T
     query_classes = part["query_class"].values
     key_classes = _key_classes(part, pair)
     table = pd.DataFrame({"x": x, "y": y})
-    n_queries = len(query_rows)
-    n_keys = len(key_rows)
-    table["tower"] = ["query"] * n_queries + ["key"] * n_keys
+    table["tower"] = np.repeat(["query", "key"], [len(queries), len(keys)])
     table["class"] = [*query_classes, *key_classes]
     return table
 

@@ -136,7 +136,8 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
             if site.side == "input":
                 tensor, *_ = split_call(args, kwargs)
             # Some models flatten batch and position before their FFN.
-            rows = tensor.reshape(len(encoded), -1, tensor.shape[-1])
+            width = tensor.shape[-1]
+            rows = tensor.reshape(len(encoded), -1, width)
             if site.include != "streams":
                 rows = rows[:, -1]
             entries[name].append(rows.clone())
@@ -169,7 +170,8 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
     # Layers may be on several devices (device_map); the analysis needs all values on one device.
     parts = {}
     for name, tensors in entries.items():
-        parts[name] = torch.stack([tensor.to(model.device) for tensor in tensors])
+        on_device = [tensor.to(model.device) for tensor in tensors]
+        parts[name] = torch.stack(on_device)
     of_heads = model.n_heads, model.d_head
     z = parts["attention_out_input"].unflatten(-1, of_heads)
     parts["attention_out_input"] = z

@@ -70,13 +70,14 @@ class LastPosition:
         def keep(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
             x, *self._arguments[layer] = calls.pop(layer)
             z = compute_z()
-            last = attention.last()
+            state = LayerState(x, attention, z).last()
+            last = state.attention
             # Copied: a part would hold the whole stream.
-            last = last._replace(query=last.query.clone())
-            x = x[:, -1:]
-            x = x.to(z.device, copy=True)
-            last_z = z[:, :, -1:].clone()
-            self.plain[layer] = LayerState(x, last, last_z)
+            self.plain[layer] = LayerState(
+                state.x.to(z.device, copy=True),
+                last._replace(query=last.query.clone()),
+                state.z.clone(),
+            )
             return z
 
         layers = range(model.n_layers)
@@ -145,8 +146,7 @@ class LastPosition:
         Yields:
             Indices of some edits, and final residual streams under them (edit, batch, d_model).
         """
-        layers = [edit.first_layer for edit in edits]
-        first_layers = torch.tensor(layers)
+        first_layers = torch.tensor([edit.first_layer for edit in edits])
         order = first_layers.argsort(stable=True)
         n_prompts = len(self.batch)
         n_edits = max(1, MAX_ROWS // n_prompts)
@@ -168,8 +168,7 @@ class LastPosition:
         Returns:
             Final residual streams (edit, batch, d_model).
         """
-        lowest = edits[0]
-        first_layer = lowest.first_layer
+        first_layer = edits[0].first_layer
         rows = self.plain[first_layer].x[:, :0]  # none yet
         for layer in range(first_layer, self.model.n_layers):
             x = self.plain[layer].x

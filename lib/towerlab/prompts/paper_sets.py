@@ -38,10 +38,18 @@ K = 2
 """Number of demonstrations of each class"""
 LABELS = ("foo", "bar")
 CASE = Prompt(
-    [Demonstration("love", "bar", "sentiment"), Demonstration("like", "bar", "sentiment"),
-     Demonstration("eight", "foo", "number"), Demonstration("two", "foo", "number")],
-    "one", "foo", LABELS, "number", WORD_SETS[0],
-)  # fmt: skip
+    [
+        Demonstration("love", "bar", "sentiment"),
+        Demonstration("like", "bar", "sentiment"),
+        Demonstration("eight", "foo", "number"),
+        Demonstration("two", "foo", "number"),
+    ],
+    query="one",
+    true_label="foo",
+    labels=LABELS,
+    query_class="number",
+    dataset=WORD_SETS[0],
+)
 """The paper's example (v1 section 3): love : bar like : bar eight : foo two : foo one :"""
 PUBLISHED = {"SST-2": "sst2", "TREC": "trec", "AGNews": "agnews", "ETHOS": "ethos"}
 """The paper's sentence sets (v1 appendix A)"""
@@ -66,7 +74,7 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     Raises:
         Unavailable: If no published set is available. The error has the reason.
     """
-    sets: dict[str, dict[str, list[str]]] = {}
+    sets = {}
     if suite == "sentences":
         texts = sentences.class_texts(suite)
         for pair in sentences.class_pairs(suite):
@@ -103,13 +111,12 @@ def paper_prompts(
         Prompts 0 to n - 1 of the set.
     """
     halves = {}
-    texts = texts or {}
-    for cls, class_texts in texts.items():
+    for cls, class_texts in (texts or {}).items():
         rng = np.random.default_rng([seed, _SEED, *cls.encode()])
         mixed = _mixed(rng, class_texts)
         half = len(mixed) // 2
         halves[cls] = mixed[:half], mixed[half:]
-    return [_draw(name, i, seed, halves) for i in range(n)]
+    return [_draw(name, number, seed, halves) for number in range(n)]
 
 
 def _mixed(rng: np.random.Generator, texts: Iterable[str]) -> list[str]:
@@ -124,21 +131,18 @@ def _draw(
 ) -> Prompt:
     """Return one prompt of a set; `halves` are each class's texts of demonstrations and queries."""
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
-    words: Mapping[str, list[str]]
     if halves:
         false, true, *_ = rng.permutation(list(halves)).tolist()
-        words = {cls: demonstrations for cls, (demonstrations, _) in halves.items()}
+        true_texts, queries = halves[true]
+        false_texts, _ = halves[false]
     else:
         false, true = name.split("/")
-        words = class_words()
-    true_texts = _mixed(rng, words[true])
-    false_texts = _mixed(rng, words[false])
-    if halves:
-        _, queries = halves[true]
-        place = rng.integers(len(queries))
-        query = queries[place]
-    else:
-        query = true_texts[K]
+        true_texts, queries = class_words()[true], []
+        false_texts = class_words()[false]
+    true_texts = _mixed(rng, true_texts)
+    false_texts = _mixed(rng, false_texts)
+    # A word that is asked is not among the demonstrations.
+    query = queries[rng.integers(len(queries))] if queries else true_texts[K]
     true_label, false_label = LABELS
     demonstrations = [Demonstration(text, false_label, false) for text in false_texts[:K]]
     demonstrations += [Demonstration(text, true_label, true) for text in true_texts[:K]]
@@ -150,14 +154,13 @@ def _other_query(prompt: Prompt) -> Prompt:
 
     The prediction flips (EMNLP tables 5 and 6, as summarised).
     """
-    classes = {d.cls for d in prompt.demonstrations}
-    (cls,) = classes - {prompt.query_class}
+    cls = prompt.other_class
     used = {d.text for d in prompt.demonstrations}.union(LABELS)
-    words = class_words()[cls]
-    unused = [word for word in words if word not in used]
+    unused = [word for word in class_words()[cls] if word not in used]
     rng = np.random.default_rng([_SEED, prompt.block])
     number = rng.integers(len(unused))
-    return with_query(prompt, unused[number], cls)
+    query = unused[number]
+    return with_query(prompt, query, cls)
 
 
 ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}

@@ -73,6 +73,12 @@ class Prompt:
         return tuple(d.label == self.true_label for d in self.demonstrations)
 
     @property
+    def other_class(self) -> str:
+        """Class of the demonstrations that is not the query's, of two classes."""
+        (cls,) = {d.cls for d in self.demonstrations} - {self.query_class}
+        return cls
+
+    @property
     def order(self) -> str:
         """`is_true` as letters, such as "FFTT"."""
         return "".join("FT"[true] for true in self.is_true)

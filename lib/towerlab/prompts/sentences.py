@@ -150,11 +150,14 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     table = pd.DataFrame(read(name, content), columns=["class", "text"])
     table["class"] = f"{name} " + table["class"]
     text = table["text"].map(mended) if name == "agnews" else table["text"]
-    table["text"] = text.str.replace(_CONTROL, "", regex=True).str.split().str.join(" ")
+    text = text.str.replace(_CONTROL, "", regex=True)
+    table["text"] = text.str.split().str.join(" ")
     # Two texts are the same if their words are, without case and punctuation.
-    table["words"] = table["text"].str.casefold().str.findall(r"\w+").str.join(" ")
+    words = table["text"].str.casefold().str.findall(r"\w+")
+    table["words"] = words.str.join(" ")
     n_classes = table.groupby("words")["class"].transform("nunique")
-    first = table[(n_classes == 1) & (table["words"] != "")].drop_duplicates("words")
+    has_one_class = (n_classes == 1) & (table["words"] != "")
+    first = table[has_one_class].drop_duplicates("words")
     short = first[first["text"].str.count(" ") < MAX_WORDS]
     return short.groupby("class")["text"].agg(list).to_dict()
 

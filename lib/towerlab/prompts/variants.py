@@ -13,6 +13,7 @@ with demonstrations of the query's label (T). It is the coordinate `order` of a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
@@ -67,7 +68,9 @@ def true_first(prompt: Prompt) -> Prompt:
     Returns:
         The prompt with its true demonstrations first.
     """
-    return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
+    letters = sorted(prompt.order, reverse=True)
+    pattern = "".join(letters)
+    return in_order(prompt, pattern)
 
 
 def patterns(prompt: Prompt) -> list[str]:
@@ -115,7 +118,10 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     """
     first, second = prompt.labels
     other = {first: second, second: first}
-    demonstrations = [replace(d, label=other[d.label]) for d in prompt.demonstrations]
+    demonstrations = []
+    for d in prompt.demonstrations:
+        exchanged = replace(d, label=other[d.label])
+        demonstrations.append(exchanged)
     true_label = other[prompt.true_label]
     return replace(prompt, demonstrations=demonstrations, true_label=true_label)
 
@@ -135,19 +141,17 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
         Prompts, block by block.
     """
     rng = np.random.default_rng([0, SEEDS["other queries"]])
-    texts = _texts_and_classes(blocks)
+    texts = _texts_by_class(blocks)
     variants = []
     # The last block comes first: the draws depend on the order.
     firsts = {p.block: p for p in reversed(blocks)}
     for prompt in firsts.values():
         shown = {d.text for d in prompt.demonstrations}
-        classes = {d.cls for d in prompt.demonstrations}
-        (other,) = classes - {prompt.query_class}
-        unused = [text for text, cls in texts if cls == other and text not in shown]
+        other_class = prompt.other_class
+        unused = [text for text in texts[other_class] if text not in shown]
         number = rng.integers(len(unused))
-        text = unused[number]
         own_query = prompt.query, prompt.query_class
-        other_query = text, other
+        other_query = unused[number], other_class
         for pattern, query in product(orders, (own_query, other_query)):
             reordered = in_order(prompt, pattern)
             variant = with_query(reordered, *query)
@@ -156,11 +160,11 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
     return sorted(variants, key=lambda p: p.block)
 
 
-def _texts_and_classes(prompts: Sequence[Prompt]) -> list[tuple[str, str]]:
-    """Return all texts of prompts with their classes, each once, in their order."""
-    found = []
+def _texts_by_class(prompts: Sequence[Prompt]) -> dict[str, dict[str, None]]:
+    """Return the texts of prompts for each class, each once, in their order."""
+    texts: dict[str, dict[str, None]] = defaultdict(dict)
     for p in prompts:
-        found.append((p.query, p.query_class))
+        texts[p.query_class][p.query] = None
         for d in p.demonstrations:
-            found.append((d.text, d.cls))
-    return list(dict.fromkeys(found))
+            texts[d.cls][d.text] = None
+    return texts
