@@ -53,7 +53,7 @@ def towers():
 def test_scores_are_means_of_heads_without_the_attraction_of_a_demonstration():
     data = towers()
     mean = (data.similarity[0] * 0.5 + data.similarity[1] * 2).values / 2
-    got = head_scores(data, "a/b", "by attention")
+    got = head_scores(data, "by attention")
     for v in range(8):
         rows = [[w for w in of_class if w != v] for of_class in (range(4), range(4, 8))]
         attraction = np.mean([mean[of_class, v].mean() for of_class in rows])

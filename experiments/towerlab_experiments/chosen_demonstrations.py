@@ -54,34 +54,31 @@ def chosen(scores: np.ndarray, query: int, k: int) -> list[int]:
     return first[:k] + second[:k]
 
 
-def head_scores(towers: xr.Dataset, pair: str, role: str) -> np.ndarray:
+def head_scores(of_pair: xr.Dataset, role: str) -> np.ndarray:
     """Return the mean score of the heads of a role, for the words of a class pair.
 
     The attraction of a demonstration is taken out: its mean score over queries, each class counting
     half, without the same word.
 
     Args:
-        towers: Measurement "word_towers" of the model.
-        pair: Class pair.
+        of_pair: Measurement "word_towers" of the model, words of the pair.
         role: Value of the coordinate `role`.
 
     Returns:
         Scores (asked, demonstrated; nats).
     """
-    is_of_pair = _is_of_pair(towers, pair)
-    has_role = (towers["role"] == role).values
-    of_pair = towers.isel(asked=is_of_pair, demonstrated=is_of_pair, selected_head=has_role)
     in_nats = of_pair["similarity"] * of_pair["similarity_step"]
-    mean = in_nats.mean("selected_head")
+    has_role = of_pair["role"] == role
+    mean = in_nats.isel(selected_head=has_role.values).mean("selected_head")
     scores = mean.transpose("asked", "demonstrated")
     return without_attraction(scores.values)
 
 
-def _is_of_pair(towers: xr.Dataset, pair: str) -> np.ndarray:
-    """Return as booleans which words of a measurement are of the classes of a pair."""
+def _words_of(towers: xr.Dataset, pair: str) -> xr.Dataset:
+    """Return a measurement of the words of the classes of a pair."""
     classes = pair.split("/")
     is_of_pair = towers["asked_class"].isin(classes)
-    return is_of_pair.values
+    return towers.isel(asked=is_of_pair.values, demonstrated=is_of_pair.values)
 
 
 def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
@@ -134,8 +131,8 @@ def prompts_of(
     classes = pair.split("/")
     labels = label_pair.split("/")
     half = len(words) // 2
-    rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"], block])
-    order = [numbers[i] for i in rng.permutation(len(numbers))]
+    seed = [design.settings.seed, SEEDS["chosen demonstrations"], block]
+    order = np.random.default_rng(seed).permutation(numbers).tolist()
     separator = SEPARATORS[design.template.separator]
     demonstrations = []
     for i in order:
@@ -161,40 +158,34 @@ def contrasted(scores: np.ndarray) -> np.ndarray:
     return np.where(is_same_class, scores, -scores)
 
 
-def choices_of(design: Design, towers: xr.Dataset, pair: str) -> dict[str, np.ndarray]:
+def choices_of(design: Design, of_pair: xr.Dataset, pair: str) -> dict[str, np.ndarray]:
     """Return the choices of demonstrations for the words of a class pair.
 
     Args:
         design: Prompts of the settings.
-        towers: Measurement "word_towers" of the model.
+        of_pair: Measurement "word_towers" of the model, words of the pair.
         pair: Class pair.
 
     Returns:
         Name of a choice -> its scores (asked, demonstrated): the highest ones are chosen. A choice
         is left out if no head has its role, or if its yardstick lacks a word.
     """
-    scores = head_scores(towers, pair, BY_ATTENTION)
+    scores = head_scores(of_pair, BY_ATTENTION)
+    words = of_pair["asked"].values.tolist()
     rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"]])
     choices = {
         "towers": scores,
         "farthest": -scores,
         "contrast": contrasted(scores),
-        "other heads": head_scores(towers, pair, "as much attention"),
+        "other heads": head_scores(of_pair, "as much attention"),
         "random": rng.random(scores.shape),
-        **yardsticks(pair, _words_of(towers, pair)),
+        **yardsticks(pair, words),
     }
     known = {}
     for name, of_choice in choices.items():
         if np.isfinite(of_choice).all():
             known[name] = of_choice
     return known
-
-
-def _words_of(towers: xr.Dataset, pair: str) -> list[str]:
-    """Return the words of the classes of a pair, in the order of the measurement."""
-    is_of_pair = _is_of_pair(towers, pair)
-    words = towers["asked"].values[is_of_pair]
-    return words.tolist()
 
 
 def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Prompt]]:
@@ -205,11 +196,12 @@ def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Pro
     prompts: dict[str, list[Prompt]] = {}
     block = 0
     for pair in dict.fromkeys(pairs):
-        words = _words_of(towers, pair)
+        of_pair = _words_of(towers, pair)
+        words = of_pair["asked"].values.tolist()
         half = len(words) // 2
         first = spread(range(half), QUERIES)
-        second = spread(range(half, 2 * half), QUERIES)
-        choices = choices_of(design, towers, pair)
+        second = [half + i for i in first]
+        choices = choices_of(design, of_pair, pair)
         for query in [*first, *second]:
             label_pair = label_pairs[block % len(label_pairs)]
             for name, scores in choices.items():

@@ -14,6 +14,7 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,10 @@ def read_labels(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
-        values = [label_values(capture, model, layer)[:, head] for layer, head in heads]
+        values = []
+        for layer, head in heads:
+            of_layer = label_values(capture, model, layer)
+            values.append(of_layer[:, head])
         attention = label_attention(capture)
         differences = ov_logit_differences(capture, model)
         return {
@@ -181,7 +185,7 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Heads) -> xr.Datase
         selected_head, demonstration, component).
     """
     layers, numbers = np.transpose(heads)
-    kv_heads = [model.value_head(head) for _, head in heads]
+    kv_heads = [model.value_head(head) for head in numbers]
 
     def read(capture: Capture) -> Tensors:
         queries, keys = query_and_keys(model, capture)
@@ -207,7 +211,7 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     sets = pipeline.head_sets
     random = draw_random_sets(pipeline, {name: sets[name]})[name]
     every_set = [*present(sets).values(), *random]
-    heads = dict.fromkeys(head for heads in every_set for head in heads)
+    heads = dict.fromkeys(chain(*every_set))
     encoded = pipeline.design.intervention()
     return Recipe(label_reads, encoded, (list(heads),))
 
@@ -282,7 +286,8 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     around_mean = vectors - vectors.mean(0)
     both = torch.stack([vectors, around_mean], 3)
     scales = scale[:, None, None, None, None]
-    labels = torch.tensor([token for e in encoded for token in e.label_ids.values()])
+    label_ids = [token for e in encoded for token in e.label_ids.values()]
+    labels = torch.tensor(label_ids)
     is_label = torch.isin(lexicon.stopword_ids, labels)
     stopwords = lexicon.stopword_ids[~is_label]
     _, ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)
@@ -321,12 +326,12 @@ def _vectors_of_head(
     value = values @ model.output_weight(layer)[head]
     positions = capture.label_positions[..., None]
     by_attention = capture.stream_attention[:layer].sum(0)
-    query = carried_query(capture, model, layer, head)[:, None]
-    rows = [torch.cat([value, query.to(value)], 1)]
+    at_labels = [value]
     for stream in (capture.stream_inputs[layer], by_attention):
         key = stream.take_along_dim(positions, 1)
-        both = torch.cat([key.to(value), query.to(value)], 1)
-        rows.append(both)
+        at_labels.append(key.to(value))
+    query = carried_query(capture, model, layer, head).to(value)
+    rows = [torch.cat([vectors, query[:, None]], 1) for vectors in at_labels]
     return torch.stack(rows, 1)
 
 

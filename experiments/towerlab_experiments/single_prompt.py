@@ -191,9 +191,10 @@ def decomposition(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
         others = starts + vectors.sum(1, keepdim=True) - vectors
         of_heads = of_positions[layers, numbers]
         neurons = _neurons(model, capture)
-        places = torch.stack([neurons["neuron_layer"], neurons["neuron_number"]], 1)
+        of_layers = neurons["neuron_layer"].tolist()
+        of_numbers = neurons["neuron_number"].tolist()
         to_neurons = []
-        for layer, number in places.tolist():
+        for layer, number in zip(of_layers, of_numbers, strict=True):
             inputs = from_heads(model, capture, vectors, layer, number)
             to_neurons.append(inputs)
         arrays = {
@@ -295,7 +296,8 @@ def _neurons(model: Model, capture: Capture) -> Tensors:
     # The product with a vector is the slope of the log-probability along that vector.
     slopes = unembedding.norm.fold(rows) / scale
     layers, numbers, increase, ranks, raising = candidates(slopes)
-    largest, best = increase.topk(min(NEURONS, len(increase)))
+    n_neurons = min(NEURONS, len(increase))
+    largest, best = increase.topk(n_neurons)
     # The product with the word's row is the word's logit, up to the scale of the final norm.
     word_row = unembedding.norm.fold(unembedding.weight[word])
     word_rows = word_row.expand(model.n_layers, -1)

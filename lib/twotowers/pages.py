@@ -101,8 +101,11 @@ def verdict_table(
         numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
     models = list(dict.fromkeys(rows["model"]))
-    cells = {(row.claim, row.model): row for row in rows.itertuples()}
-    titles = ["statement", *(markdown_text(shown_name(model)) for model in models)]
+    cells = {}
+    for row in rows.itertuples():
+        cells[row.claim, row.model] = _cell(row, numbers)
+    titles = ["statement"]
+    titles += [markdown_text(shown_name(model)) for model in models]
     lines = [titles, ["---"] * len(titles)]
     for statement in statements.values():
         kind = "paper" if isinstance(statement, PaperResult) else "claim"
@@ -110,8 +113,8 @@ def verdict_table(
         text = escape(statement.statement)
         text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
         text += "" if numbers else f"<br><small>{escape(statement.source)}</small>"
-        found = (cells.get((statement.id, model)) for model in models)
-        lines.append([text, *(_cell(row, numbers) if row else "" for row in found)])
+        of_models = [cells.get((statement.id, model), "") for model in models]
+        lines.append([text, *of_models])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
@@ -168,10 +171,13 @@ def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> p
         columns: Column whose entries have columns.
         fmt: Format of a value.
     """
-    found = (Interval(row.value, (row.n,), row.low, row.high) for row in table.itertuples())
-    cells = [f"{interval:{fmt}}".replace(", ", ",\u00a0") for interval in found]
+    cells = []
+    for row in table.itertuples():
+        interval = Interval(row.value, (row.n,), row.low, row.high)
+        cells.append(f"{interval:{fmt}}".replace(", ", ",\u00a0"))
     table = table.assign(cell=cells)
-    return table.pivot_table("cell", index, columns, aggfunc="first", sort=False).fillna("")
+    pivoted = table.pivot_table("cell", index, columns, aggfunc="first", sort=False)
+    return pivoted.fillna("")
 
 
 def with_script(word: str) -> str:
@@ -183,11 +189,12 @@ def with_script(word: str) -> str:
     Args:
         word: Text of a token.
     """
-    names = (unicodedata.name(letter, "") for letter in word if letter.isalpha())
-    scripts = {name.split()[0].lower() for name in names if name} - COMMON_SCRIPTS
-    if not scripts:
-        return word
-    return f"{word} ({', '.join(sorted(scripts))})"
+    scripts = set()
+    for letter in filter(str.isalpha, word):
+        first, *_ = unicodedata.name(letter, "latin").split()
+        scripts.add(first.lower())
+    others = sorted(scripts - COMMON_SCRIPTS)
+    return f"{word} ({', '.join(others)})" if others else word
 
 
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
@@ -206,7 +213,8 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
         read = ", ".join(shown_words)
         cells.append((*map(escape, labels), read))
     names = ["model and head", "read", "at", "top ten words"]
-    style = pd.DataFrame(cells, columns=names).set_index(names[:3]).style
+    table = pd.DataFrame(cells, columns=names)
+    style = table.set_index(names[:3]).style
     style = style.set_properties(**{"text-align": "left"})  # JupyterLab aligns cells at the right
     return style.set_table_attributes('class="one-model"')  # page.js adds a chooser
 

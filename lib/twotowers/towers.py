@@ -20,8 +20,8 @@ def best_pair(vectors: xr.Dataset) -> str:
         vectors: Measurement "query_key_vectors" of one head.
     """
     prompts = vectors[["class_pair", "query_class"]].reset_coords()
-    by_pair = prompts.to_dataframe().groupby("class_pair")
-    n_classes = by_pair["query_class"].nunique()
+    by_name = prompts.to_dataframe().groupby("class_pair")
+    n_classes = by_name["query_class"].nunique()
     has_most = n_classes == n_classes.max()
     pairs = n_classes.index[has_most]
     is_some = vectors["class_pair"].isin(pairs)
@@ -29,10 +29,11 @@ def best_pair(vectors: xr.Dataset) -> str:
     products = some["query_vector"] * some["key_vector"]
     score = products.sum("component")
     is_true = some["is_true_label"].astype(bool)
-    true = score.where(is_true)
-    false = score.where(~is_true)
-    difference = true.mean("demonstration") - false.mean("demonstration")
-    means = difference.groupby(some["class_pair"]).mean()
+    true = score.where(is_true).mean("demonstration")
+    false = score.where(~is_true).mean("demonstration")
+    difference = true - false
+    by_pair = difference.groupby(some["class_pair"])
+    means = by_pair.mean()
     best = means.idxmax()
     return str(best.item())
 
@@ -55,14 +56,17 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     queries = part["query_vector"].transpose("prompt", "component")
     keys = part["key_vector"].stack(key=("prompt", "demonstration"))
     keys = keys.transpose("key", "component")
-    rows = np.concatenate([_standardised(queries), _standardised(keys)])
+    query_rows = _standardised(queries)
+    key_rows = _standardised(keys)
+    rows = np.concatenate([query_rows, key_rows])
     _, _, components = np.linalg.svd(rows, full_matrices=False)
     first_two = components[:2]
     x, y = first_two @ rows.T
     query_classes = part["query_class"].values
     key_classes = _key_classes(part, pair)
     table = pd.DataFrame({"x": x, "y": y})
-    table["tower"] = np.repeat(["query", "key"], [len(queries), len(keys)])
+    n_rows = len(query_rows), len(key_rows)
+    table["tower"] = np.repeat(["query", "key"], n_rows)
     table["class"] = [*query_classes, *key_classes]
     return table
 

@@ -106,10 +106,9 @@ class LastPosition:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
             label (edit, prompt, label).
         """
-        n_edits = len(edits)
-        n_prompts = len(self.batch)
-        top = torch.empty(n_edits, n_prompts, dtype=torch.long)
-        log_prob = torch.empty(n_edits, n_prompts, 2, dtype=torch.float64)
+        shape = len(edits), len(self.batch)
+        top = torch.empty(shape, dtype=torch.long)
+        log_prob = torch.empty(*shape, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
             top[chunk], log_prob[chunk] = self.final_answers(final)
         return top, log_prob
@@ -229,8 +228,9 @@ class LastPosition:
             return last.expand(-1, n_rows, *rest)
 
         args, kwargs = recursively_apply(last_of, self._arguments[layer])
+        block = self.model.blocks[layer]
         with reading_attention(self.model, [layer], attend):
-            output = self.model.blocks[layer](rows, *args, **kwargs)
+            output = block(rows, *args, **kwargs)
         if isinstance(output, tuple):
             return output[0]
         return output
@@ -258,8 +258,7 @@ def _mask_of_rows(plain: Attention, n_rows: int) -> Tensor:
     """Return the positions that rows may attend to: those of the plain run, and each row itself."""
     mask = plain.mask[..., :-1]
     n_prompts = len(mask)
-    device = mask.device
     others = mask.expand(-1, 1, n_rows, -1)
-    itself = torch.eye(n_rows, dtype=torch.bool, device=device)
+    itself = torch.eye(n_rows, dtype=torch.bool, device=mask.device)
     itself = itself.expand(n_prompts, 1, -1, -1)
     return torch.cat([others, itself], -1)

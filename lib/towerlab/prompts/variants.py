@@ -13,7 +13,6 @@ with demonstrations of the query's label (T). It is the coordinate `order` of a 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
@@ -21,7 +20,7 @@ from itertools import combinations, product
 import numpy as np
 from twotowers.settings import SEEDS
 
-from towerlab.prompts.prompt import Prompt
+from towerlab.prompts.prompt import Demonstration, Prompt
 
 
 def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
@@ -102,9 +101,9 @@ def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
     Returns:
         The prompt with the query.
     """
-    same_class = (d for d in prompt.demonstrations if d.cls == cls)
-    label = next(same_class).label
-    return replace(prompt, query=query, query_class=cls, true_label=label)
+    label_of = {d.cls: d.label for d in prompt.demonstrations}
+    true_label = label_of[cls]
+    return replace(prompt, query=query, query_class=cls, true_label=true_label)
 
 
 def exchanged_labels(prompt: Prompt) -> Prompt:
@@ -162,9 +161,10 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
 
 def _texts_by_class(prompts: Sequence[Prompt]) -> dict[str, dict[str, None]]:
     """Return the texts of prompts for each class, each once, in their order."""
-    texts: dict[str, dict[str, None]] = defaultdict(dict)
+    texts: dict[str, dict[str, None]] = {}
     for p in prompts:
-        texts[p.query_class][p.query] = None
-        for d in p.demonstrations:
-            texts[d.cls][d.text] = None
+        query = Demonstration(p.query, p.true_label, p.query_class)
+        for d in (query, *p.demonstrations):
+            of_class = texts.setdefault(d.cls, {})
+            of_class[d.text] = None
     return texts
