@@ -33,7 +33,7 @@ from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 from towerlab_experiments.ablations import single_head_ablations
-from towerlab_experiments.heads import increases
+from towerlab_experiments.head_values import increases
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from benchmarks.operations import operations

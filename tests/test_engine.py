@@ -129,7 +129,7 @@ def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
     `test_identity_is_model_suite_texts_and_versions`."""
     for folder in ("lib", "experiments"):
         shutil.copytree(ROOT / folder, built / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    module = built / "experiments/towerlab_experiments/heads.py"
+    module = built / "experiments/towerlab_experiments/head_values.py"
     versions = built / "data/versions.csv"
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
     table = versions.read_text("utf8")

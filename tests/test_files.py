@@ -7,7 +7,7 @@ from tiny_blocks import blocks
 from towerlab.measure.pipeline import save, write
 from towerlab.measure.recipe import Recipe
 from towerlab_experiments.ablations import ablations
-from towerlab_experiments.heads import heads
+from towerlab_experiments.head_values import heads
 from twotowers import files
 from twotowers.catalogue import catalogue, variables
 

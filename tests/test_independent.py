@@ -19,7 +19,7 @@ from towerlab_experiments.ablations import (
     single_head_ablations,
 )
 from towerlab_experiments.answers import answers
-from towerlab_experiments.heads import heads, increases
+from towerlab_experiments.head_values import heads, increases
 from towerlab_experiments.interchanges import interchanges, pairs_of
 from towerlab_experiments.label_reads import label_reads, query_key_vectors
 from towerlab_experiments.tower_grid import class_directions, tower_grid

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import random_prompts, refused, tiny
 from towerlab.measure.observations import in_memory
-from towerlab_experiments.heads import heads, increases
+from towerlab_experiments.head_values import heads, increases
 
 ERRORS = [
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),

@@ -25,7 +25,7 @@ from towerlab.prompts.paper_sets import (
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
 from towerlab_experiments.conditions import attention_in
-from towerlab_experiments.heads import SUMS, increases
+from towerlab_experiments.head_values import SUMS, increases
 from towerlab_experiments.label_reads import label_reads
 from towerlab_experiments.paper import (
     FEW_SENTENCES,

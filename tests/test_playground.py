@@ -12,7 +12,7 @@ from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
 from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
 from towerlab_experiments.ablations import ablations
-from towerlab_experiments.heads import heads as measure_heads
+from towerlab_experiments.head_values import heads as measure_heads
 from twotowers import figures
 from twotowers.heads import Head
 

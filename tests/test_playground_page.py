@@ -14,7 +14,7 @@ from towerlab.model.edits import edited, everywhere, zero_ablate
 from towerlab.model.loading import load
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
-from towerlab_experiments.heads import increases
+from towerlab_experiments.head_values import increases
 from twotowers.heads import Head
 
 pytestmark = needs_browser

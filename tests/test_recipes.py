@@ -15,8 +15,7 @@ from towerlab.measure.sets import other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial, patterns
 from towerlab.prompts.word_blocks import spread
-from towerlab_experiments import heads as heads_module
-from towerlab_experiments import tower_grid
+from towerlab_experiments import head_values, tower_grid
 from towerlab_experiments.answers import ORDERS
 from twotowers import files, head_selection
 from twotowers.catalogue import catalogue, row_of, versions
@@ -219,7 +218,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     """Only the part that was under way is made again; the file is the same as without an
     interruption, with nothing beside it."""
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: size)
-    size, blocks, measure = 4, [], heads_module.heads
+    size, blocks, measure = 4, [], head_values.heads
 
     def heads(model, encoded):
         if blocks == stop_after:
@@ -227,7 +226,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
         blocks.append(encoded[0].prompt.block)
         return measure(model, encoded)
 
-    monkeypatch.setattr(heads_module, "heads", heads)
+    monkeypatch.setattr(head_values, "heads", heads)
     of = dict(
         evaluation_blocks=4, selection_blocks=1, k=1, separator="space", label_pairs=LABELS[:2]
     )

@@ -43,7 +43,7 @@ from towerlab.prompts.prompt import Prompts
 from twotowers.heads import HeadSets
 
 from towerlab_experiments.conditions import CONDITIONS, check_one_can_go
-from towerlab_experiments.heads import SUMS, attention_sums
+from towerlab_experiments.head_values import SUMS, attention_sums
 
 PARTNERS = {
     "one other fewer": "one true fewer",

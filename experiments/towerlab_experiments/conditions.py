@@ -33,7 +33,7 @@ from towerlab.prompts.prompt import Prompt, Prompts
 from towerlab.prompts.variants import in_order, one_fewer, true_first
 from twotowers.errors import NotTestable
 
-from towerlab_experiments.heads import attention_sums
+from towerlab_experiments.head_values import attention_sums
 
 Changes = Mapping[str, Callable[[Prompt], Prompt]]
 

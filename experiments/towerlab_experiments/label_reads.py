@@ -36,7 +36,12 @@ from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads, head_coordinates
 
-from towerlab_experiments.heads import SUMS, attention_sums, label_attention, ov_logit_differences
+from towerlab_experiments.head_values import (
+    SUMS,
+    attention_sums,
+    label_attention,
+    ov_logit_differences,
+)
 
 VECTORS = ["value", "key", "key, attention only"]
 MEAN = ["kept", "taken out"]

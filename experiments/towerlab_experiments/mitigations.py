@@ -42,7 +42,7 @@ from towerlab.prompts.prompt import Prompt, Prompts
 from twotowers.heads import Head, Heads, HeadSets, head_names
 
 from towerlab_experiments.conditions import CONDITIONS, Changes, check_one_can_go, in_changes
-from towerlab_experiments.heads import label_attention
+from towerlab_experiments.head_values import label_attention
 
 A_C = 0.03
 SHARE = (0.5, 0.5)

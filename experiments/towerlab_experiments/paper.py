@@ -44,7 +44,7 @@ from twotowers.settings import SEEDS, SEPARATORS
 
 from towerlab_experiments.answers import read_answers
 from towerlab_experiments.conditions import Changes, attention_in, in_changes
-from towerlab_experiments.heads import SUMS, increases
+from towerlab_experiments.head_values import SUMS, increases
 from towerlab_experiments.label_reads import read_labels
 
 FEW_SENTENCES = 20

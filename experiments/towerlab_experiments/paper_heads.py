@@ -31,7 +31,7 @@ from twotowers.heads import Head, Heads, head_names
 
 from towerlab_experiments.ablations import ablations, single_head_ablations
 from towerlab_experiments.conditions import Changes, in_changes
-from towerlab_experiments.heads import increases
+from towerlab_experiments.head_values import increases
 from towerlab_experiments.label_reads import label_reads
 from towerlab_experiments.mitigations import remedied
 from towerlab_experiments.paper import encoded_sets

@@ -29,7 +29,7 @@ from towerlab.prompts.prompt import Encoded, Prompts
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads, head_names
 
-from towerlab_experiments.heads import increases, label_attention
+from towerlab_experiments.head_values import increases, label_attention
 from towerlab_experiments.label_reads import top_tokens
 from towerlab_experiments.paper import case_of, encoded_sets, listed_first
 

@@ -13,12 +13,22 @@ from __future__ import annotations
 from twotowers import claims
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
-BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
-OLIVE, GREY = "#b8a100", "#8c8c8c"
+BLUE = "#2a87c4"
+ORANGE = "#d9691e"
+GREEN = "#1f9e77"
+PINK = "#c678a8"
+SKY = "#56b4c9"
+OLIVE = "#b8a100"
+GREY = "#8c8c8c"
 OTHER_COLOURS = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
 # Colours of everything except heads and labels.
-VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
-RED, ROSE = "#b8324c", "#e59aa8"  # of labels only
+VIOLET = "#7a5fb0"
+LILAC = "#b59cd8"
+BROWN = "#7d4f1d"
+TAN = "#b5803f"
+SAND = "#ddb98a"
+RED = "#b8324c"  # of labels only
+ROSE = "#e59aa8"  # of labels only
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
 COLOURS = {
     "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,

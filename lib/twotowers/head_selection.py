@@ -125,8 +125,7 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
     descending = values.sort_values(ascending=False, kind="stable")
     best = descending[:k]
     exceeds = best > minimum
-    indices = best.index[exceeds]
-    return [Head(int(layer), int(head)) for layer, head in indices]
+    return [Head(*map(int, indices)) for indices in best.index[exceeds]]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -182,11 +181,10 @@ def halves(data: xr.Dataset) -> list[xr.Dataset]:
         data: A measurement on blocks.
     """
     pairs = np.unique(data["class_pair"])
-    parts = []
-    for half in (pairs[::2], pairs[1::2]):
-        is_in_half = data["class_pair"].isin(half)
-        parts.append(data.isel(prompt=is_in_half.values))
-    return parts
+    is_first = data["class_pair"].isin(pairs[::2])
+    first = data.isel(prompt=is_first.values)
+    second = data.isel(prompt=~is_first.values)
+    return [first, second]
 
 
 def attention_on_labels(heads: xr.Dataset) -> xr.DataArray:
@@ -235,8 +233,8 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         effects: Measurement "head_effects".
         k: Number of heads.
     """
-    effect = effects["effect"].sel(contrast="attention swapped", drop=True)
-    mean = effect.mean("prompt")
+    swapped = effects["effect"].sel(contrast="attention swapped", drop=True)
+    mean = swapped.mean("prompt")
     return top_heads(abs(mean), k)
 
 
@@ -425,11 +423,8 @@ def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
     Returns:
         Over (..., selected_head), with the coordinates of `heads.head_coordinates`.
     """
-    coordinates = head_coordinates(heads)
-    indices = xr.Dataset(coords=coordinates)
-    layers = indices["layer"]
-    numbers = indices["head"]
-    return values.isel(layer=layers, head=numbers)
+    indices = xr.Dataset(coords=head_coordinates(heads))
+    return values.isel(layer=indices["layer"], head=indices["head"])
 
 
 def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
@@ -445,9 +440,9 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     n_heads = len(sets[0]) if sets else 0
     shape = len(sets), n_heads, 2
     pairs = np.array(sets, dtype=int).reshape(shape)
-    indices = xr.DataArray(pairs, dims=("random_set", "selected_head", "index"))
-    layers = indices[..., 0]
-    numbers = indices[..., 1]
+    dims = "random_set", "selected_head"
+    layers = dims, pairs[..., 0]
+    numbers = dims, pairs[..., 1]
     return values.isel(layer=layers, head=numbers)
 
 

@@ -50,10 +50,12 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     Returns:
         The prompt, with true and false demonstrations each in their own order.
     """
-    demonstrations = prompt.demonstrations
-    true = (d for d in demonstrations if d.label == prompt.true_label)
-    false = (d for d in demonstrations if d.label != prompt.true_label)
-    unused = {"T": true, "F": false}
+    true = []
+    false = []
+    for d in prompt.demonstrations:
+        same = true if d.label == prompt.true_label else false
+        same.append(d)
+    unused = {"T": iter(true), "F": iter(false)}
     reordered = [next(unused[letter]) for letter in pattern]
     return replace(prompt, demonstrations=reordered)
 
@@ -85,7 +87,9 @@ def patterns(prompt: Prompt) -> list[str]:
     n_true = sum(prompt.is_true)
     found = []
     for true_places in combinations(places, n_true):
-        letters = ["T" if place in true_places else "F" for place in places]
+        letters = ["F"] * len(places)
+        for place in true_places:
+            letters[place] = "T"
         found.append("".join(letters))
     return found
 
