@@ -76,7 +76,7 @@ def folder(pipeline: Pipeline) -> Path:
     Args:
         pipeline: Pipeline of the model.
     """
-    return identity.folder_of(pipeline.settings, pipeline.name)
+    return identity.folder_of(pipeline.settings, pipeline.name, "heads")
 
 
 def verdicts(

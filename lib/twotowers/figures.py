@@ -280,11 +280,20 @@ def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
     pretrained = [name for name in names if name not in known]
     own = [name for name in pretrained if name not in shown_names().values()]
     first, *_ = own or pretrained or names
-    menu = alt.binding_select(options=names, name="model ")
-    chooser = alt.param("model", bind=menu, value=first)
     chosen = panels.transform_filter("datum.model === model")
-    chosen.params = [chooser.param]
+    chosen.params = [model_menu(names, first).param]
     return chosen
+
+
+def model_menu(names: list[str], first: str) -> alt.Parameter:
+    """Return a menu of models, which is the parameter `model` of a chart.
+
+    Args:
+        names: Names of the models, as pages show them.
+        first: Name that is chosen at first.
+    """
+    menu = alt.binding_select(options=names, name="model ")
+    return alt.param("model", bind=menu, value=first)
 
 
 def overlay(

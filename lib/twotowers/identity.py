@@ -128,7 +128,7 @@ def text_digest(suite: str) -> str:
     return digits(entries)
 
 
-def folder_of(settings: Settings, model: str, name: str = "heads") -> Path:
+def folder_of(settings: Settings, model: str, name: str) -> Path:
     """Return the folder of a measurement.
 
     Settings that differ from the defaults have a folder of their own, except among precomputed

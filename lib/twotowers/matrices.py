@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from twotowers.colours import BROWN, VIOLET
+from twotowers.figures import model_menu
 from twotowers.tables import shown_name
 
 COLOUR_STEPS = 7
@@ -143,8 +144,7 @@ def draw(table: pd.DataFrame) -> alt.ConcatChart:
     side = table.groupby("model").cumcount()
     names = table["model"].unique().tolist()
     first = names[0] if names else ""
-    menu = alt.binding_select(options=names, name="model ")
-    chosen = alt.param(name="model", value=first, bind=menu)
+    chosen = model_menu(names, first)
     pointer = alt.param(name="pointer", value={"x": -1, "y": -1})
     panels = [_panel(table[side == number]) for number in side.unique()]
     if panels:

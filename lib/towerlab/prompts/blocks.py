@@ -30,7 +30,6 @@ from towerlab.prompts.prompt import (
     Demonstration,
     Prompt,
     Prompts,
-    Span,
     demonstrations_in_order,
     encode_all,
 )
@@ -277,12 +276,6 @@ def _lengths(texts: Sequence[str], tokenizer, template: Template) -> dict[str, t
         prompts.append(prompt)
     lengths = {}
     for e in encode_all(prompts, tokenizer):
-        (span,) = e.text_spans
-        lengths[e.prompt.query] = _length(span), _length(e.query_span)
+        first, second = (stop - start for start, stop in (*e.text_spans, e.query_span))
+        lengths[e.prompt.query] = first, second
     return lengths
-
-
-def _length(span: Span) -> int:
-    """Return the number of tokens of an interval."""
-    start, stop = span
-    return stop - start
