@@ -77,8 +77,8 @@ def head_scores(of_pair: xr.Dataset, role: str) -> np.ndarray:
 def _words_of(towers: xr.Dataset, pair: str) -> xr.Dataset:
     """Return a measurement of the words of the classes of a pair."""
     classes = pair.split("/")
-    is_of_pair = towers["asked_class"].isin(classes)
-    return towers.isel(asked=is_of_pair.values, demonstrated=is_of_pair.values)
+    is_of_pair = towers["asked_class"].isin(classes).values
+    return towers.isel(asked=is_of_pair, demonstrated=is_of_pair)
 
 
 def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
@@ -94,7 +94,8 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
     folder = data_folder() / "words"
     within = read_csv(folder / "similarity.csv")
     across = read_csv(folder / "pair_similarity.csv")
-    is_class = within["class"].isin(pair.split("/"))
+    classes = pair.split("/")
+    is_class = within["class"].isin(classes)
     is_pair = across["class_pair"] == pair
     lines = pd.concat([within[is_class], across[is_pair]])
     similarities = {}
@@ -108,15 +109,21 @@ def _matrix(lines: pd.DataFrame, column: str, words: Sequence[str]) -> np.ndarra
     table = lines.pivot_table(column, "first", "second", aggfunc="last", sort=False)
     square = table.reindex(index=words, columns=words)
     above = square.to_numpy(float)
-    scores = np.where(np.isnan(above), above.T, above)
+    is_missing = np.isnan(above)
+    scores = np.where(is_missing, above.T, above)
     is_same = np.equal.outer(words, words)
     return np.where(is_same, 0.0, scores)
 
 
 def prompts_of(
-    design: Design, pair: str, words: Sequence[str], query: int, numbers: Sequence[int],
-    label_pair: str, block: int,
-) -> list[Prompt]:  # fmt: skip
+    design: Design,
+    pair: str,
+    words: Sequence[str],
+    query: int,
+    numbers: Sequence[int],
+    label_pair: str,
+    block: int,
+) -> list[Prompt]:
     """Return two prompts of a query: with the labels exchanged, the order is reversed.
 
     Args:
@@ -153,7 +160,7 @@ def contrasted(scores: np.ndarray) -> np.ndarray:
         scores: As in `chosen`.
     """
     half = len(scores) // 2
-    is_second = np.arange(2 * half) >= half
+    is_second = np.repeat([False, True], half)
     is_same_class = np.equal.outer(is_second, is_second)
     return np.where(is_same_class, scores, -scores)
 
@@ -230,11 +237,12 @@ def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     parts = []
     for choice, of_choice in prompts.items():
         if len(of_choice) == most:  # known for all words
-            recipe = Recipe(answers, design.encode(of_choice), stage=choice)
+            encoded = design.encode(of_choice)
+            recipe = Recipe(answers, encoded, stage=choice)
             data = pipeline.run("chosen_demonstrations", recipe)
-            data = data[["logit_difference"]].drop_vars(["text", "order"])
-            data = data.expand_dims({"choice": [choice]})
-            parts.append(data)
+            data = data[["logit_difference"]]
+            data = data.drop_vars(["text", "order"])
+            parts.append(data.expand_dims(choice=[choice]))
     return joined(parts, "choice")
 
 

@@ -104,7 +104,8 @@ class Plan:
         Args:
             notebook: Name of the notebook.
         """
-        return "measurements" in self.notebooks[notebook] and not self.is_own(notebook)
+        has_measurements = "measurements" in self.notebooks[notebook]
+        return has_measurements and not self.is_own(notebook)
 
     def writes_evidence(self, notebook: str) -> bool:
         """Return whether a notebook judges claims or results of the paper.
@@ -309,7 +310,8 @@ def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
         needed.update(catalogue.row_of(name).needs)
     first = [name for name in names if name in needed]
     rest = [name for name in names if name not in needed]
-    rest.sort(key=lambda name: catalogue.row_of(name).passes, reverse=True)
+    costs = {name: catalogue.row_of(name).passes for name in rest}
+    rest.sort(key=costs.__getitem__, reverse=True)
     n_shares = min(n, len(rest))
     dealt = [rest[i::n_shares] for i in range(n_shares)]
     return [[first] if first else [], dealt]

@@ -19,9 +19,9 @@ def best_pair(vectors: xr.Dataset) -> str:
     Args:
         vectors: Measurement "query_key_vectors" of one head.
     """
-    prompts = vectors[["class_pair", "query_class"]].reset_coords()
-    by_name = prompts.to_dataframe().groupby("class_pair")
-    n_classes = by_name["query_class"].nunique()
+    query_class = vectors["query_class"].to_series()
+    pairs_of_prompts = vectors["class_pair"].to_series()
+    n_classes = query_class.groupby(pairs_of_prompts).nunique()
     has_most = n_classes == n_classes.max()
     pairs = n_classes.index[has_most]
     is_some = vectors["class_pair"].isin(pairs)
@@ -51,29 +51,31 @@ def project(vectors: xr.Dataset, pair: str) -> pd.DataFrame:
     Returns:
         Columns x, y, tower ("query" or "key") and class. Keys follow all queries.
     """
-    is_part = vectors["class_pair"] == pair
-    part = vectors.isel(prompt=is_part.values)
+    is_of_pair = vectors["class_pair"] == pair
+    part = vectors.isel(prompt=is_of_pair.values)
     queries = part["query_vector"].transpose("prompt", "component")
-    keys = part["key_vector"].stack(key=("prompt", "demonstration"))
-    keys = keys.transpose("key", "component")
-    query_rows = _standardised(queries)
-    key_rows = _standardised(keys)
+    keys = part["key_vector"].transpose("prompt", "demonstration", "component")
+    n_components = part.sizes["component"]
+    query_rows = _standardised(queries.values)
+    by_key = keys.values.reshape(-1, n_components)
+    key_rows = _standardised(by_key)
     rows = np.concatenate([query_rows, key_rows])
     _, _, components = np.linalg.svd(rows, full_matrices=False)
     first_two = components[:2]
     x, y = first_two @ rows.T
     query_classes = part["query_class"].values
     key_classes = _key_classes(part, pair)
-    table = pd.DataFrame({"x": x, "y": y})
+    table = pd.DataFrame()
+    table["x"] = x
+    table["y"] = y
     n_rows = len(query_rows), len(key_rows)
     table["tower"] = np.repeat(["query", "key"], n_rows)
     table["class"] = [*query_classes, *key_classes]
     return table
 
 
-def _standardised(tower: xr.DataArray) -> np.ndarray:
+def _standardised(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (row, component) around their mean, in units of one standard deviation."""
-    vectors = tower.values
     centred = vectors - vectors.mean(0)
     return centred / vectors.std()
 

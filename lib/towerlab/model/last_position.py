@@ -145,8 +145,8 @@ class LastPosition:
         Yields:
             Indices of some edits, and final residual streams under them (edit, batch, d_model).
         """
-        first_layers = torch.tensor([edit.first_layer for edit in edits])
-        order = first_layers.argsort(stable=True)
+        first_layers = [edit.first_layer for edit in edits]
+        order = torch.tensor(first_layers).argsort(stable=True)
         n_prompts = len(self.batch)
         n_edits = max(1, MAX_ROWS // n_prompts)
         for chunk in order.split(n_edits):
@@ -167,11 +167,13 @@ class LastPosition:
         Returns:
             Final residual streams (edit, batch, d_model).
         """
-        first_layer = edits[0].first_layer
+        lowest, *_ = edits
+        first_layer = lowest.first_layer
         rows = self.plain[first_layer].x[:, :0]  # none yet
         for layer in range(first_layer, self.model.n_layers):
             x = self.plain[layer].x
-            n_begin = sum(edit.first_layer == layer for edit in edits)
+            begins = [edit.first_layer == layer for edit in edits]
+            n_begin = sum(begins)
             new_rows = x.expand(-1, n_begin, -1)
             rows = rows.to(x.device)
             rows = torch.cat([rows, new_rows], 1)
@@ -202,16 +204,14 @@ class LastPosition:
 
         def attend(layer: int, own: Attention, _) -> Tensor:
             mask = _mask_of_rows(plain, n_rows)
-            attention = _after_plain(plain, own, mask)
-            z = attention.z()
+            z = _after_plain(plain, own, mask).z()
             for i, edit in enumerate(edits):
                 if edit.heads_of(layer):
                     row = slice(i, i + 1)
                     own_row = _row_of(own, row)
-                    attention = _after_plain(plain, own_row, plain.mask)
-                    x = rows[:, row]
-                    z_of_row = z[:, :, row]
-                    state = LayerState(x, attention, z_of_row)
+                    state = LayerState(
+                        rows[:, row], _after_plain(plain, own_row, plain.mask), z[:, :, row]
+                    )
                     edit.apply(layer, state)
             return z
 
@@ -232,7 +232,7 @@ class LastPosition:
         with reading_attention(self.model, [layer], attend):
             output = block(rows, *args, **kwargs)
         if isinstance(output, tuple):
-            return output[0]
+            output, *_ = output
         return output
 
 
@@ -249,9 +249,11 @@ def _after_plain(plain: Attention, own: Attention, mask: Tensor) -> Attention:
     """Return the attention of rows, whose own position follows those of the plain run."""
     plain_key = plain.key[:, :, :-1]
     plain_value = plain.value[:, :, :-1]
-    key = torch.cat([plain_key, own.key], 2)
-    value = torch.cat([plain_value, own.value], 2)
-    return own._replace(key=key, value=value, mask=mask)
+    return own._replace(
+        key=torch.cat([plain_key, own.key], 2),
+        value=torch.cat([plain_value, own.value], 2),
+        mask=mask,
+    )
 
 
 def _mask_of_rows(plain: Attention, n_rows: int) -> Tensor:
