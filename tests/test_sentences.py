@@ -23,7 +23,7 @@ FILES = {
 @pytest.mark.parametrize("name", sentences.SETS)
 def test_every_form_of_file_is_read_and_other_lines_are_left_out(name):
     raw, expected = FILES[name]
-    assert list(sentences.read(name, raw)) == expected
+    assert list(sentences.labelled_texts(name, raw)) == expected
 
 
 def test_markup_is_mended_and_like_things_stay():

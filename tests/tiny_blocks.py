@@ -28,4 +28,4 @@ def blocks(n, texts=TEXTS, seed=0):
 def design(k):
     """Prompts with arbitrary labels and with names of classes, k demonstrations of each class."""
     settings = Settings(k=k, separator="space", label_pairs="foo/bar, class names")
-    return Design(settings, tokenizer(), 64, answers=list, model="tiny")
+    return Design(settings, tokenizer(), 64, open_templates=list, model="tiny")

@@ -86,7 +86,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
 
 
-def read(path: Path) -> xr.Dataset:
+def read_dataset(path: Path) -> xr.Dataset:
     """Return the dataset of a file, in memory.
 
     Args:
@@ -119,7 +119,7 @@ def load(path: Path) -> xr.Dataset:
         TwoTowersError: If the file cannot be read.
         UnexpectedVariables: If the file differs from data/variables.csv.
     """
-    data = read(path)
+    data = read_dataset(path)
     if difference := fault(data):
         raise UnexpectedVariables(f"cannot use '{path}': {difference}; measure it again")
     return data
@@ -180,7 +180,7 @@ def precomputed_fingerprint(model: str) -> str | None:
         model: Name of the model.
     """
     paths = [path for (of_model, *_), path in precomputed_files().items() if of_model == model]
-    return str(read(paths[0]).attrs["fingerprint"]) if paths else None
+    return str(read_dataset(paths[0]).attrs["fingerprint"]) if paths else None
 
 
 def precomputed_files() -> dict[tuple[str, str, str], Path]:

@@ -119,14 +119,14 @@ def recipe_of(name: str) -> Callable[[Pipeline], Recipe | xr.Dataset]:
 class Design:
     """The prompts of one setting: class pairs, label pairs, template and blocks.
 
-    A design opens no measurement file itself: `answers` does, if the template is left open.
+    A design opens no measurement file itself: `open_templates` does, if the template is left open.
     """
 
     settings: Settings
     tokenizer: Any
     context: int
     """Maximum number of tokens of a prompt"""
-    answers: Callable[[], xr.Dataset]
+    open_templates: Callable[[], xr.Dataset]
     """Function that returns the answers in every template that the settings leave open"""
     model: str
     """Name of the model among measurements, which a copy of an included model shares"""
@@ -203,7 +203,7 @@ class Design:
         return (
             Template(k, separator)
             if k and separator
-            else head_selection.select_template(self.answers())
+            else head_selection.select_template(self.open_templates())
         )
 
     def blocks(
@@ -496,7 +496,7 @@ class Pipeline:
             for start in range(0, n, size):
                 path = self.path(name).with_name(f".{name}.{stage}.{start}+{size}.part")
                 try:
-                    data = files.read(path)
+                    data = files.read_dataset(path)
                 except TwoTowersError:  # missing, or of a process that was killed
                     data = xr.Dataset()
                 if data.attrs.get("identity") != made_from:
@@ -504,7 +504,7 @@ class Pipeline:
                     data = recipe.measure(self.model, some, *sets, *recipe.arguments)
                     if n > size:
                         write(data.assign_attrs(identity=made_from), path)
-                        data = files.read(path)
+                        data = files.read_dataset(path)
                 parts.append(data.drop_attrs())
                 bar.update(size)
         return recipe.with_matched_sets(joined(parts))

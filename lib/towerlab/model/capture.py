@@ -130,7 +130,7 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
     """
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
-    def read(name: str, module: nn.Module, site: Site) -> None:
+    def record(name: str, module: nn.Module, site: Site) -> None:
         def keep(_, args: tuple, kwargs: dict, output) -> None:
             tensor = output
             if site.side == "input":
@@ -163,9 +163,9 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
         for layer in layers:
             for name, site in sites.items():
                 module = model.part(layer, site.part)
-                read(name, module, site)
+                record(name, module, site)
         stack.enter_context(reading_attention(model, layers, attended))
-        read("resid_final", model.final_norm, SITES["resid_pre"])
+        record("resid_final", model.final_norm, SITES["resid_pre"])
         own_logits = model.logits(encoded)
     # Layers may be on several devices (device_map); the analysis needs all values on one device.
     parts = {}

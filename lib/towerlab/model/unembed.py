@@ -98,7 +98,7 @@ def rank(
         Ranks (*rows, word). Words with an equal value share the best rank.
     """
 
-    def read(rows: Tensor) -> Tensor:
+    def read_rows(rows: Tensor) -> Tensor:
         folded = unembedding.norm.fold(rows)
         if through is None:
             return folded
@@ -109,10 +109,10 @@ def rank(
     for vectors, targets, chunk in _chunks(widen(v), words, ranks):
         of_targets = []
         for rank_of_target, target in zip(chunk.T, targets.T, strict=True):
-            rows = read(unembedding.weight[target])
+            rows = read_rows(unembedding.weight[target])
             value = (vectors * rows).sum(-1)
             of_targets.append((rank_of_target, target[:, None], value[:, None]))
-        for ids, product in products(vectors, unembedding, read):
+        for ids, product in products(vectors, unembedding, read_rows):
             for rank_of_target, target, value in of_targets:
                 # A word must not outrank itself by the rounding of another product.
                 above = (product > value) & (ids != target)

@@ -9,7 +9,7 @@ commit and its SHA-256. No published sentence is in this repository or in any me
     ('negative/positive', 'science/sport')
     >>> sorted(class_texts("sentences"))
     ['negative', 'positive', 'science', 'sport']
-    >>> list(read("sst2", b"0\tDull .\nno line of the set"))
+    >>> list(labelled_texts("sst2", b"0\tDull .\nno line of the set"))
     [('negative', 'Dull .')]
 """
 
@@ -147,7 +147,7 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     Returns:
         Class -> texts.
     """
-    table = pd.DataFrame(read(name, content), columns=["class", "text"])
+    table = pd.DataFrame(labelled_texts(name, content), columns=["class", "text"])
     table["class"] = f"{name} " + table["class"]
     text = table["text"].map(mended) if name == "agnews" else table["text"]
     text = text.str.replace(_CONTROL, "", regex=True)
@@ -162,7 +162,7 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     return short.groupby("class")["text"].agg(list).to_dict()
 
 
-def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
+def labelled_texts(name: str, content: bytes) -> Iterator[tuple[str, str]]:
     """Yield the class and the text of every line that fits the pattern of the set.
 
     Tokens of the publishers (-lrb-, ``) and damaged letters in the files (12 lines of ethos) are
