@@ -141,11 +141,52 @@ class Design:
         """Texts of each class of the suite."""
         return sentences.class_texts(self.settings.suite)
 
-    @property
+    @cached_property
     def label_pairs(self) -> tuple[str, ...]:
-        """Label pairs of the settings, or all default pairs that the tokenizer can encode."""
-        default = (pair for pair in self._default_pairs if pair not in self.unsayable)
-        return tuple(self.settings.label_pairs or default)
+        """Label pairs of the settings, or all default pairs that the tokenizer can encode.
+
+        An included model has the label pairs that it was trained on.
+
+        Raises:
+            TwoTowersError: If the tokenizer can encode no label pair.
+        """
+        if self.settings.label_pairs:
+            return tuple(self.settings.label_pairs)
+        kinds = ["nonsense"]
+        if not self.is_included:
+            kinds.append("plain")
+            if self.settings.suite == "words":
+                kinds.append(CLASS_NAMES)
+        usable = []
+        reasons = {}
+        for pair in read_label_pairs(tuple(kinds)):
+            try:
+                self._check_labels(pair)
+                usable.append(pair)
+            except TwoTowersError as error:
+                reasons[pair] = str(error)
+        if not usable:
+            reason, *_ = reasons.values()
+            raise TwoTowersError(
+                f"cannot use the tokenizer of '{self.model}': it can encode no label pair "
+                f"({reason}); choose others with label_pairs=..."
+            )
+        if reasons:
+            say(
+                f"{self.model}: label pairs left out, which its tokenizer cannot encode: "
+                f"{', '.join(reasons)}"
+            )
+        return tuple(usable)
+
+    def _check_labels(self, pair: str) -> None:
+        """Raise TwoTowersError if the tokenizer cannot encode a label pair.
+
+        A block of each class pair is tried, since classes may be the labels.
+        """
+        n = len(self.class_pairs)
+        for separator in SEPARATORS:
+            prompts = self.blocks(n, 0, Template(1, separator), label_pairs=[pair])
+            encode_all(prompts, self.tokenizer)
 
     @property
     def arbitrary_label_pairs(self) -> tuple[str, ...]:
@@ -157,54 +198,14 @@ class Design:
         """Whether the model is an included model, or a copy of one."""
         return self.model in included_models()
 
-    @property
-    def _default_pairs(self) -> tuple[str, ...]:
-        """Default label pairs; an included model has the label pairs that it was trained on."""
-        if self.is_included:
-            return read_label_pairs(("nonsense",))
-        words = self.settings.suite == "words"
-        return read_label_pairs() if words else read_label_pairs(("nonsense", "plain"))
-
-    @cached_property
-    def unsayable(self) -> Mapping[str, str]:
-        """Default label pairs that the tokenizer cannot encode, each with the reason.
-
-        Label pairs of the settings are not tried.
-
-        Raises:
-            TwoTowersError: If the tokenizer can encode no label pair.
-        """
-        reasons: dict[str, str] = {}
-        n, model = len(self.class_pairs), self.model
-        for pair in () if self.settings.label_pairs else self._default_pairs:
-            try:
-                # A block of each class pair is tried, since classes may be the labels.
-                for separator in SEPARATORS:
-                    prompts = self.blocks(n, 0, Template(1, separator), label_pairs=[pair])
-                    encode_all(prompts, self.tokenizer)
-            except TwoTowersError as error:
-                reasons[pair] = str(error)
-        if reasons and len(reasons) == len(self._default_pairs):
-            raise TwoTowersError(
-                f"cannot use the tokenizer of '{model}': it can encode no label pair "
-                f"({next(iter(reasons.values()))}); choose others with label_pairs=..."
-            )
-        if reasons:
-            say(
-                f"{model}: label pairs left out, which its tokenizer cannot encode: "
-                f"{', '.join(reasons)}"
-            )
-        return reasons
-
     @cached_property
     def template(self) -> Template:
         """Template of the settings, or the template with the highest accuracy."""
-        k, separator = self.settings.k, self.settings.separator
-        return (
-            Template(k, separator)
-            if k and separator
-            else head_selection.select_template(self.open_templates())
-        )
+        k = self.settings.k
+        separator = self.settings.separator
+        if k and separator:
+            return Template(k, separator)
+        return head_selection.select_template(self.open_templates())
 
     def blocks(
         self,
@@ -212,16 +213,18 @@ class Design:
         seed: int,
         template: Template | None = None,
         label_pairs: Sequence[str] = (),
-        **arguments: Any,
+        pairs: Sequence[str] = (),
+        texts: Mapping[str, list[str]] | None = None,
     ) -> list[Prompt]:
-        """Return blocks of prompts, of all class pairs, label pairs and texts by default.
+        """Return blocks of prompts, with everything of the design that is not given.
 
         Args:
             n: Number of blocks.
             seed: Seed, SELECTION or EVALUATION.
-            template: Template, or None for the template of the design.
-            label_pairs: Label pairs, or none for those of the design.
-            **arguments: Arguments `pairs` and `texts` of `draw_blocks`.
+            template: Template.
+            label_pairs: Label pairs.
+            pairs: Class pairs.
+            texts: Class -> texts.
 
         Returns:
             Prompts, four for each block.
@@ -231,7 +234,8 @@ class Design:
             template or self.template,
             seed=[self.settings.seed, seed],
             label_pairs=label_pairs or self.label_pairs,
-            **{"pairs": self.class_pairs, "texts": self.texts} | arguments,
+            pairs=pairs or self.class_pairs,
+            texts=texts or self.texts,
         )
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -267,9 +271,8 @@ class Design:
         Returns:
             Encoded prompts.
         """
-        return self.encode(
-            self.blocks(max(1, round(share * self.settings.evaluation_blocks)), EVALUATION)
-        )
+        n_blocks = round(share * self.settings.evaluation_blocks)
+        return self.encode(self.blocks(max(1, n_blocks), EVALUATION))
 
     def intervention(self) -> list[Encoded]:
         """Return the prompts of the evaluation blocks for interventions.
