@@ -184,9 +184,9 @@ def word_towers(
             of_layer[f"input_{name}"] = of_inputs[name]
         for name, values in of_layer.items():
             of_layers.setdefault(name, []).append(values)
-        for i, (own_layer, head) in enumerate(kept):
+        for i, (own_layer, number) in enumerate(kept):
             if own_layer == layer:
-                similarity[i] = ways[:, head].mean(0)
+                similarity[i] = ways[:, number].mean(0)
     arrays: dict[str, Any] = {}
     for name, parts in of_layers.items():
         arrays[name] = dims_of(name), np.stack(parts)

@@ -50,12 +50,10 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     Returns:
         The prompt, with true and false demonstrations each in their own order.
     """
-    true = []
-    false = []
-    for d in prompt.demonstrations:
-        same = true if d.label == prompt.true_label else false
-        same.append(d)
-    unused = {"T": iter(true), "F": iter(false)}
+    of_letter: dict[str, list[Demonstration]] = {"T": [], "F": []}
+    for letter, d in zip(prompt.order, prompt.demonstrations, strict=True):
+        of_letter[letter].append(d)
+    unused = {letter: iter(kind) for letter, kind in of_letter.items()}
     reordered = [next(unused[letter]) for letter in pattern]
     return replace(prompt, demonstrations=reordered)
 
