@@ -1,6 +1,13 @@
 """Answers of the model, the measurement without any hook.
 
 Chapters 1, 5 and 11.
+
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> model = load("mini-gpt2")
+    >>> data = answers(model, model.encode([CASE]))
+    >>> data["k"].item(), data["separator"].item()
+    (2, 'space')
 """
 
 from __future__ import annotations
