@@ -10,7 +10,7 @@ those of the prompt itself. If a bias went through this attention alone, it woul
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
-    >>> prompts, sets = pipeline.design.intervention(), {"one head": [Head(3, 0)]}
+    >>> prompts, sets = pipeline.design.intervention(), {"one head": [(3, 0)]}
     >>> data = attention_exchanges(pipeline.model, prompts, sets)
     >>> dict(data["logit_difference"].sizes)
     {'change': 4, 'head_set': 1, 'prompt': 4}

@@ -6,7 +6,7 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 
     >>> from twotowers.settings import Settings
     >>> pipeline = Pipeline(Settings(evaluation_blocks=1, k=2, separator="space"))
-    >>> data = label_reads(pipeline.model, pipeline.design.intervention(), [Head(1, 0)])
+    >>> data = label_reads(pipeline.model, pipeline.design.intervention(), [(1, 0)])
     >>> data["own_rank"].dims, data["selected_head"].values.tolist()
     (('prompt', 'selected_head', 'demonstration'), ['1-0'])
 """

@@ -6,7 +6,7 @@ Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has
     >>> from towerlab.model.loading import load
     >>> from towerlab.prompts.paper_sets import CASE
     >>> model = load("mini-gpt2")
-    >>> data = decomposition(model, *model.encode([CASE]), [Head(1, 0)])
+    >>> data = decomposition(model, *model.encode([CASE]), [(1, 0)])
     >>> float(data["sum_error"][0]) < 1e-5          # embedding, heads, neurons and biases add up
     True
 """
