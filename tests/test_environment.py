@@ -16,7 +16,7 @@ import launch
 import nbformat
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, sources
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -274,6 +274,30 @@ def test_pages_have_launch_buttons_where_the_repository_is_known(name, monkeypat
     config = Mock(html_theme_options={})
     launch.set_repository(None, config)
     assert ("launch_buttons" in config.html_theme_options) == bool(name)
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
+        ("https://someone:secret@host.org/owner/name", "https://host.org/owner/name"),
+        ("/srv/copies/name", ""),
+        ("", ""),
+    ],
+)
+def test_the_command_that_gets_the_repository_is_there_where_its_address_is_known(
+    remote, address, tmp_path, monkeypatch
+):
+    for name in ("BOOK_REPOSITORY", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    if remote:
+        subprocess.run(["git", "remote", "add", "origin", remote], cwd=tmp_path, check=True)
+    assert launch.address_of(tmp_path) == address
+    (cell,) = (cell for cell in sources("intro", "markdown") if launch.COPY in cell)
+    made = launch.links(cell, tmp_path)
+    assert (f"git clone {address} two-towers && cd" in made) == bool(address)
+    assert (launch.COPY in made) != bool(address)
 
 
 def test_the_playground_s_page_links_to_its_notebook(monkeypatch):

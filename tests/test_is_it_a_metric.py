@@ -20,7 +20,7 @@ def chapter():
     names, cells = {}, sources("13-is-it-a-metric")
     lines = [line for cell in cells for line in cell.splitlines()]
     exec("\n".join(line for line in lines if line.startswith(("import ", "from "))), names)
-    for function in ("yardsticks", "centred", "within_classes", "of_selected", "scores", "place"):
+    for function in ("yardsticks", "centred", "within_classes", "of_selected", "scores", "ranks"):
         (source,) = (cell for cell in cells if f"def {function}(" in cell)
         ended = source.split("\n\n\nrows")[0].split("\n\n\ntogether")[0]
         exec(ended.split("\n\n\nTOGETHER")[0].split("\n\n\nbetas")[0], names)
@@ -160,7 +160,6 @@ def test_the_picture_shows_differences_within_a_row_and_a_class_pair(chapter):
         assert scores[:, half] == pytest.approx(expected)
 
 
-def test_a_place_counts_the_heads_before(chapter):
+def test_a_rank_counts_the_heads_before(chapter):
     values = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
-    assert chapter["place"](values, (0, 1)) == "1 of 4"
-    assert chapter["place"](values, (0, 0)) == "4 of 4"
+    assert chapter["ranks"](values).tolist() == ["4 of 4", "1 of 4", "1 of 4", "3 of 4"]

@@ -140,7 +140,7 @@ def try_playground(page):
         "query": "love",
         "true label": "bar",
         "heads": "3-1",
-        "examples": "like : bar\ntwo : foo",
+        "demonstrations": "like : bar\ntwo : foo",
     }
     for name, text in changes.items():
         before = page.evaluate(SHOWN)

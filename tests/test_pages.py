@@ -165,11 +165,15 @@ def test_each_picture_of_the_story_is_a_slide_with_an_answer(home):
         slides = page.locator(".bd-article > section > section:has(details)")
         answers = page.locator(".bd-article > section > section > details:not([open])")
         assert slides.count() == answers.count() == 6
-        button = slides.nth(2).locator(".full-screen")
-        button.click()
-        page.wait_for_function("document.fullscreenElement?.id === 'the-catch'")
-        page.keyboard.press("ArrowRight")
-        page.wait_for_function("document.fullscreenElement?.id === 'the-fair-test'")
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        slides.nth(0).locator(".full-screen").click()
+        sizes = {}
+        for name in ("task", "head", "catch", "fair-test", "metric", "product"):
+            page.wait_for_function(f"document.fullscreenElement?.id.includes('{name}')")
+            page.wait_for_function(DRAWN)
+            sizes[name] = page.evaluate("document.fullscreenElement.scrollHeight")
+            page.keyboard.press("ArrowRight")
+        assert max(sizes.values()) <= 1000, sizes
         assert broken_rules(page) == []
 
 
@@ -438,6 +442,7 @@ DRAWN_COLOURS = """() => {
   });
   const every = (name, parts, of = colour) =>
     [...document.querySelectorAll(parts)].forEach((part) => named.push([name, of(part)]));
+  every('undecided', '.strip .dot.undecided');
   every('random heads', '.strip .random path', (part) => getComputedStyle(part).stroke);
   every('true label', '.opening-live tbody tr:nth-child(n + 3):not(.opening-query) rect');
   every('false label', '.opening-live tbody tr:nth-child(-n + 2):not(.opening-query) rect');
@@ -465,6 +470,8 @@ def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mo
     meant = {name: colours.COLOURS[name] for name in MEANT} | of_verdicts
     if mode == "dark":
         meant = {name: colours.ON_DARK.get(colour, colour) for name, colour in meant.items()}
+    undecided = colours.ON_DARK[colours.INK] if mode == "dark" else colours.INK
+    meant["undecided"] = undecided
     meant |= {f"badge {name}": colour for name, colour in of_verdicts.items()}
     seen = {}
     with browser(home, 1280, 800, color_scheme=mode) as page:
@@ -477,7 +484,7 @@ def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mo
                 seen.setdefault(name, {}).setdefault(colour, path.stem)
     drawn = meant.keys() & seen.keys()
     wrong = {name: seen[name] for name in drawn if {*seen[name]} != {rgb(meant[name])}}
-    assert not wrong and {*MEANT[:2], "random heads", "holds", "badge agrees"} <= {*seen}
+    assert not wrong and {*MEANT[:2], "random heads", "undecided", "holds", "badge agrees"} <= {*seen}
     models = {name: {*seen[name]} for name in ("mini-gpt2", "SmolLM2-135M", "Gemma-3-270M")}
     assert all(len(drawn) == 1 for drawn in models.values()), models
     assert not set.union(*models.values()) & {*map(rgb, meant.values())}

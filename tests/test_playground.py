@@ -81,7 +81,7 @@ def test_fields_change_the_result_and_the_true_label_follows_the_query(notebook,
     assert "with 3-1, 3-2 zeroed it says" in notebook["sentence"].value
     fields["query"].value = "hate"
     assert read()[0].true_label == "bar"
-    for name, value in (("query", ""), ("heads", "x<b>"), ("examples", "love")):
+    for name, value in (("query", ""), ("heads", "x<b>"), ("demonstrations", "love")):
         good = fields[name].value
         fields[name].value = value
         shown = notebook["sentence"].value

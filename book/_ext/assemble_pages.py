@@ -220,7 +220,7 @@ def filled(text: str, home: Path) -> str:
         home: Folder of the book.
     """
     svg = (home / "book/map.svg").read_text("utf8") if MAP.search(text) else ""
-    text = launch.links(MAP.sub(lambda match: drawing(svg, match[1]), text))
+    text = launch.links(MAP.sub(lambda match: drawing(svg, match[1]), text), home)
     text = FIGURE.sub(lambda match: chapter_figure(home, match[1]), text)
     for module in (opening_page, verdict_map, verdicts, story):
         text = module.MARK.sub(

@@ -14,10 +14,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
+HOME = Path(__file__).parents[2]
 BRANCH = "main"  # the branch whose pages .github/workflows/book.yml publishes
 COPIES = "colab"  # the branch of copies, which the same workflow pushes
 INSTALL = """# @title Install the book
@@ -31,7 +33,8 @@ for folder in ("experiments", "lib"):  # this session does not see a new install
     sys.path.insert(0, f"/content/two-towers/{folder}")"""
 """The first cell of a copy"""
 MARK = re.compile(r"<!-- open (\S+) -->")
-ADDRESS = "<!-- repository -->"
+COPY = "cd two-towers     # your copy of this repository: the folder with the file Makefile"
+"""The line that a command replaces which gets the repository, if its address is known"""
 
 
 def repository() -> str:
@@ -57,16 +60,33 @@ def source(path: str, name: str) -> str:
     return f"[`{name}`]({address})" if repository() else f"`{name}`"
 
 
-def links(text: str) -> str:
+def address_of(home: Path) -> str:
+    """Return the public address of the repository that a folder was cloned from, or "".
+
+    Args:
+        home: Folder.
+    """
+    command = ["git", "-C", str(home), "remote", "get-url", "origin"]
+    try:
+        remote = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # git is not installed
+        return ""
+    public = re.fullmatch(r"(?:https://(?:.+@)?|(?:ssh://)?git@)([\w.-]+)[:/](.+)", remote)
+    return f"https://{public[1]}/{public[2].removesuffix('.git')}" if public else ""
+
+
+def links(text: str, home: Path = HOME) -> str:
     """Return Markdown with a link to each service in place of a mark such as this one.
 
     `Open it <!-- open book/04-attention-weights.ipynb -->in JupyterLab.`
 
     Args:
-        text: Markdown. If the repository is unknown, marks are removed, and its address is a word.
+        text: Markdown. If the repository is unknown, marks are removed.
+        home: Folder of the book.
     """
     name = repository()
-    text = text.replace(ADDRESS, f"https://github.com/{name}" if name else "ADDRESS")
+    if address := f"https://github.com/{name}" if name else address_of(home):
+        text = text.replace(COPY, f"git clone {address} two-towers && cd two-towers")
     binder = f"{BINDER}/v2/gh/{name}/{BRANCH}?urlpath=lab/tree"
     colab = f"{COLAB}/github/{name}/blob/{COPIES}"
     services = rf"on [Binder]({binder}/\1), on [Colab]({colab}/\1) or "

@@ -18,7 +18,7 @@ from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers.heads import Head
 
 BUTTONS = {
-    "Move the matching examples away": "put the numbers first",
+    "Put the true demonstrations first": "put the numbers first",
     "Swap the labels": "swap the labels",
     SWITCH_OFF: "switch off {} heads",
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from html import escape, unescape
 from pathlib import Path
 
@@ -33,12 +34,13 @@ ENTRY_POINTS = {
     "figure-by-figure.html": "Figure by figure",
     "#run-your-model": "Run your model",
 }
+ORDER_SCALE = strips.Scale(-0.16, 1.28, is_share=True)  # with room for texts at both ends
 ORDERS = ("words", "paper_balance")  # suite and measurement of the paper's prompts in both orders
 METRIC = ("same-word", "symmetric", "graded", "beyond-inputs")  # claims below the matrix
 DESCRIPTION = (
-    "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
-    "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
-    "in the page and against controls."
+    "A language model labels a text after four demonstrations. Yu and Ananiadou (EMNLP 2024) say "
+    "that a few attention heads do it, as two towers of a metric. This executable paper tests "
+    "that, live in the page and against controls."
 )
 
 
@@ -77,10 +79,11 @@ def answer(rows: pd.DataFrame) -> str:
     """
     told = sentences(rows)
     return (
-        '<p class="opening-answer">Show a language model four labelled words, and it labels a '
-        'fifth. A paper (<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that '
-        "a few attention heads do this: they compare the new word with the examples, and copy the "
-        "label "
+        '<p class="opening-answer">Show a language model four labelled words '
+        "(<i>demonstrations</i>), "
+        "and it labels a fifth (the <i>query</i>). A paper "
+        '(<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that a few attention '
+        "heads do this: they compare the query with the demonstrations, and copy the label "
         f"of similar ones. We tested that in {rows['model'].nunique()} models. "
         f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
@@ -128,18 +131,25 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
     key = (
         '<span class="first">right labels first</span> <span class="last">right labels last</span>'
     )
+    ticks = "".join(
+        f'<text x="{ORDER_SCALE.place(share)}" y="12" text-anchor="middle">{percent(share)}</text>'
+        for share in (0, 0.5, 1)
+    )
+    axis = f'<svg width="100%" height="16" overflow="visible" aria-hidden="true">{ticks}</svg>'
     return (
-        '<section class="opening-catch"><h2>The catch: the same examples in the other order</h2>'
+        '<section class="opening-catch"><h2>The catch: the same demonstrations in the other order'
+        "</h2>"
         f'<table class="strip"><thead><tr><td></td><td colspan="2">{key}</td></tr></thead><tbody>'
-        f'{lines}</tbody></table><p class="strip-key">Prompts in which the right label is likelier '
-        "than the other; the dashed line is chance. The paper has the right labels last. "
+        f"{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
+        '<p class="strip-key">Share of prompts in which the right label is likelier than the '
+        "other; the dashed line is chance. The paper has the right labels last. "
         '<a href="01-locate.html#paper-word-prompts">Chapter&nbsp;1</a></p></section>'
     )
 
 
 def _both_orders(model: str, first: float, last: float) -> str:
     """Return the picture of a model's accuracies in both orders."""
-    scale = strips.Scale(-0.16, 1.28, is_share=True)
+    scale = ORDER_SCALE
     low, high = sorted((first, last))
     texts = {low: (-10, "end"), high: (10, "start")}
     values = {"first": first, "last": last}
@@ -212,6 +222,20 @@ def never_in(judged: pd.DataFrame) -> str:
     return f"<p>{lead}</p><ul>{items}</ul>"
 
 
+def charted(build: Path, chapter: str) -> list[dict]:
+    """Return the rows of all tables behind the charts of an executed chapter.
+
+    Args:
+        build: Folder of built files.
+        chapter: Number of the chapter.
+    """
+    path = build / f"chapters/{chapter_names().get(chapter, '')}.ipynb"
+    cells = json.loads(path.read_text("utf8"))["cells"] if path.is_file() else []
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+    charts = [data[VEGA] for data in outputs if VEGA in data]
+    return [row for chart in charts for table in chart["datasets"].values() for row in table]
+
+
 def matrix_of(build: Path) -> dict:
     """Return the first pretrained model's matrix of Figure 13.1, {} if it was not made.
 
@@ -221,15 +245,28 @@ def matrix_of(build: Path) -> dict:
     Returns:
         Fields of `matrices.pack`, with model and title.
     """
-    path = build / f"chapters/{chapter_names().get('13', '')}.ipynb"
-    cells = json.loads(path.read_text("utf8"))["cells"] if path.is_file() else []
-    charts = [out["data"][VEGA] for cell in cells for out in cell.get("outputs", ())
-              if VEGA in out.get("data", ())]  # fmt: skip
-    rows = [row for chart in charts for table in chart["datasets"].values() for row in table]
     own = {shown_name(model) for model in included_models()}
+    rows = charted(build, "13")
     pictures = [row for row in rows if "picture" in row and "selected" in row["title"]]
     made = [row for row in pictures if row["model"] not in own]
     return made[0] if made else {}
+
+
+def verdicts_in_words(rows: pd.DataFrame, names: Iterable[str]) -> str:
+    """Return claims with their verdicts as a list, each with a link to its chapter.
+
+    Args:
+        rows: Rows of evidence.
+        names: Ids of the claims. A claim without verdicts is left out.
+    """
+    lines = ""
+    for name in names:
+        claim = claims.claims()[name]
+        if own := [*rows[rows["claim"] == name].itertuples()]:
+            words = f"{escape(claim.statement)} <b>{escape(strips.headline(claim, own))}</b>"
+            page = f"{chapter_names()[claim.chapter]}.html"
+            lines += f'<li><a href="{page}#claim-{claim.anchor}">{words}</a></li>'
+    return f"<ul>{lines}</ul>"
 
 
 def metric(build: Path, rows: pd.DataFrame) -> str:
@@ -243,25 +280,17 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     if not matrix:
         return ""
     page = f"{chapter_names()['13']}.html"
-    lines = []
-    for claim in METRIC:
-        statement = claims.claims()[claim]
-        if own := [*rows[rows["claim"] == claim].itertuples()]:
-            words = (
-                f"{escape(statement.statement)} <b>{escape(strips.headline(statement, own))}</b>"
-            )
-            lines.append(f'<li><a href="{page}#claim-{statement.anchor}">{words}</a></li>')
     caption = (
         f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])}: the score "
-        f"of {matrix['n']} query words (rows) with as many words of the examples (columns), sorted "
-        "by class. Violet is above the mean of the row, brown below. On the diagonal a word meets "
+        f"of {matrix['n']} query words (rows) with as many words of demonstrations (columns), "
+        "sorted by class. Violet is above the mean of the row, brown below. On the diagonal a word meets "
         "itself, and around it the words of its class."
     )
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (
         '<section class="opening-metric"><h2>The metric: one head, word by word</h2>'
         f'<a href="{page}#fig-13-1"><img src="{matrix["picture"]}" alt="{alt_text}"></a>'
-        f"<div><p>{caption}</p><ul>{''.join(lines)}</ul></div></section>"
+        f"<div><p>{caption}</p>{verdicts_in_words(rows, METRIC)}</div></section>"
     )
 
 

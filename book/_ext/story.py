@@ -1,4 +1,4 @@
-"""Pictures of the story, which are those of the opening page and of claims.
+"""Pictures of the story, most of which are those of the opening page and of claims.
 
 MARK.sub(lambda match: drawn(Path("_build"), *match.groups()), text)
 """
@@ -6,13 +6,22 @@ MARK.sub(lambda match: drawn(Path("_build"), *match.groups()), text)
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 
 import live_prompt
+import numpy as np
 import opening_page
-from twotowers import claims, evidence
+import pandas as pd
+from twotowers import claims, evidence, matrices, strips
+from twotowers.colours import MODEL_COLOURS
+from twotowers.paths import chapter_names
 
 MARK = re.compile(r'<div data-(picture|claim)="([\w-]+)"></div>')
+MIRRORED = {"nothing mirrored": (0, 0), "query mirrored": (-1, 0),
+            "keys mirrored": (0, -1), "both mirrored": (-1, -1)}  # fmt: skip
+"""Coefficients of query and keys: -1 mirrors the query at the middle between the classes, and the
+difference between the keys of the classes"""
 
 
 def drawn(build: Path, kind: str, name: str) -> str:
@@ -21,14 +30,134 @@ def drawn(build: Path, kind: str, name: str) -> str:
     Args:
         build: Folder of built files.
         kind: "claim" for the strip of a claim, or "picture".
-        name: Id of the claim, or "attention" or "orders" for a picture of the opening page.
+        name: Id of the claim, or name of the picture.
     """
     rows = evidence.read(build / "evidence", {**claims.claims(), **claims.paper_results()})
     if kind == "claim":
         return f'<div class="claim">{opening_page.claim_strip(rows, name)}</div>'
-    if name == "orders":
-        return f'<div class="opening">{opening_page.catch(build, rows)}</div>'
-    return f'<div class="opening">{live_prompt.still(build)}</div>'
+    pictures = {
+        "attention": lambda: live_prompt.still(build),
+        "orders": lambda: opening_page.catch(build, rows),
+        "matrix": lambda: matrix(build, rows),
+        "product": lambda: product(build, rows),
+    }
+    return f'<div class="opening">{pictures[name]()}</div>'
+
+
+def matrix(build: Path, rows: pd.DataFrame) -> str:
+    """Return one head's similarities of words, next to those of a head that only knows classes.
+
+    Args:
+        build: Folder of built files.
+        rows: Rows of evidence.
+    """
+    packed = opening_page.matrix_of(build)
+    if not packed:
+        return "<p>This picture was not made.</p>"
+    classes = packed["classes"].split(" ")
+    words = packed["words"].split(" ")
+    blocks = matrices.pack(_class_means(packed), words, classes)["picture"]
+    head = escape(f"{packed['title'].partition(',')[0]} of {packed['model']}")
+    text = (
+        "Rows are queries and columns are words of demonstrations, sorted by class. Violet: above "
+        "the mean of the row. Both pictures have violet blocks on the diagonal, where a word meets "
+        "its own class. Only the right one has a line there, where a word meets itself, and "
+        "differences within the blocks. "
+    )
+    return (
+        f'<section class="story-matrices">'
+        f"{_figure('If it only recognised classes: the mean of each block', blocks, '')}"
+        f"{_figure(f'Measured in head {head}', packed['picture'], 'a word meets itself')}"
+        f"<p>{text}</p>{opening_page.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
+    )
+
+
+def _class_means(packed: dict) -> np.ndarray:
+    """Return the scores of a packed matrix, each replaced by the mean of its two classes."""
+    steps = [matrices.CHARACTERS.index(character) for character in packed["scores"]]
+    scores = np.reshape(steps, (packed["n"], packed["n"])) - matrices.SCORE_STEPS
+    classes = packed["classes"].split(" ")
+    of_rows = pd.DataFrame(scores).groupby(classes).transform("mean")
+    return of_rows.T.groupby(classes).transform("mean").T.values
+
+
+def product(build: Path, rows: pd.DataFrame) -> str:
+    """Return the answer of each model with query, keys, or both mirrored, with the claim's result.
+
+    Args:
+        build: Folder of built files.
+        rows: Rows of evidence.
+    """
+    answers = _mirrored(build)
+    if answers.empty:
+        return "<p>This picture was not made.</p>"
+    added = answers["query mirrored"] + answers["keys mirrored"] - answers["nothing mirrored"]
+    reach = 1.1 * max(abs(answers.values).max(), abs(added).max())
+    scale = strips.Scale(-reach, reach, is_share=True)
+    lines = "".join(
+        f'<tr><th scope="row">{name}</th><td>'
+        f"{_dots(scale, answers[name], added if name == 'both mirrored' else None)}</td></tr>"
+        for name in MIRRORED
+    )
+    models = " &nbsp; ".join(
+        f'<svg width="10" height="10"><circle cx="5" cy="5" r="5" fill="{colour}"/></svg> {model}'
+        for model, colour in zip(answers.index, MODEL_COLOURS, strict=False)
+    )
+    link = f'<a href="{chapter_names()["11"]}.html#fig-11-1">Figure 11.1</a>'
+    return (
+        f'<section class="story-product"><table class="strip"><thead><tr><td></td><td>'
+        f"<span>← wrong label</span><span>right label →</span></td></tr></thead>"
+        f'<tbody>{lines}</tbody></table><p class="strip-key">{models} &nbsp; ◇ both mirrored, if '
+        "the two effects were added<br>Logit difference, centred, as a share of each model's range "
+        f"over all 98 conditions ({link}).</p><p>Minus times minus is plus: with both mirrored, "
+        "query and keys match again. A sum would be wrong twice. "
+        f"{opening_page.sentences(rows)['product']}</p></section>"
+    )
+
+
+def _mirrored(build: Path) -> pd.DataFrame:
+    """Return the answers of models (lines) in the conditions of `MIRRORED` (columns).
+
+    An answer is the mean logit difference of both classes, as a share of the model's range.
+    """
+    points = [row for row in opening_page.charted(build, "11") if row.get("axis") == "product"]
+    if not points:
+        return pd.DataFrame()
+    table = pd.DataFrame(points)
+    ranges = table.groupby("model", sort=False)["nats"].agg(np.ptp)
+    # A positive coefficient moves every query towards the first class of its pair.
+    sign = np.where(table["asked"].str.startswith("first"), 1, -1)
+    table["query"] *= sign
+    answers = table.groupby(["model", "query", "key"], sort=False)["nats"].mean()
+    named = {name: answers.xs(at, level=("query", "key")) for name, at in MIRRORED.items()}
+    return pd.DataFrame(named).loc[ranges.index].div(ranges, axis=0)
+
+
+def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> str:
+    """Return the answers of all models on one line, and diamonds at the sums of effects."""
+    marks = f'<line class="chance" x1="{scale.place(0)}" x2="{scale.place(0)}" y1="0" y2="100%"/>'
+    for name, value, colour in zip(answers.index, answers, MODEL_COLOURS, strict=False):
+        if added is not None:
+            place = scale.place(added[name])
+            path = f'<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="{colour}"/>'
+            marks += f'<svg x="{place}" y="50%" overflow="visible">{path}</svg>'
+        marks += f'<circle cx="{scale.place(value)}" cy="50%" r="6" fill="{colour}"/>'
+    label = "; ".join(f"{name} {scale.text(value)}" for name, value in answers.items())
+    return (
+        f'<svg class="track" width="100%" height="26" role="img" aria-label="{escape(label)}">'
+        f"<title>{escape(label)}</title>{marks}</svg>"
+    )
+
+
+def _figure(title: str, picture: str, pointed: str) -> str:
+    """Return a matrix with its title, and an arrow to its diagonal if that is pointed at."""
+    arrow = '<path d="M62 262 140 262 140 158m-5 9 5-9 5 9"/>' if pointed else ""
+    words = f'<text x="58" y="258" text-anchor="middle">{pointed}</text>' if pointed else ""
+    return (
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 300 300" role="img" '
+        f'aria-label="{title}"><image href="{picture}" width="300" height="300"/>'
+        f"{arrow}{words}</svg></figure>"
+    )
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

@@ -46,7 +46,7 @@ def meanings() -> str:
     kinds = {"result of the paper": claims.RESULT_VERDICTS, "claim": claims.VERDICTS}
     lines = ["| verdict | of a | meaning |", "| --- | --- | --- |"]
     for kind, verdicts in kinds.items():
-        lines += [f"| *{name}* | {kind} | {meaning} |" for name, meaning in verdicts.items()]
+        lines += [f"| {_badge(name)} | {kind} | {text} |" for name, text in verdicts.items()]
     return "\n".join(lines)
 
 
@@ -93,5 +93,11 @@ def _title_and_name(part: str) -> tuple[str, str]:
 def _cell(row) -> str:
     """Return a verdict in its colour, with its reason as a tooltip."""
     reason = escape(row.reason or row.words).replace("|", "&#124;")
-    name = pages.verdict_class(row.verdict)
-    return f'<span class="verdict {name}" title="{reason}">{escape(row.verdict)}</span>'
+    return _badge(row.verdict, reason)
+
+
+def _badge(verdict: str, reason: str = "") -> str:
+    """Return a verdict in its colour."""
+    title = f' title="{reason}"' if reason else ""
+    name = pages.verdict_class(verdict)
+    return f'<span class="verdict {name}"{title}>{escape(verdict)}</span>'

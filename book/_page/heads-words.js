@@ -73,7 +73,7 @@
     const fields = { query: field("query"), demonstration: field("demonstration") };
     const labels = Object.entries(fields).map(([name, input]) => make("label", {}, `${name} `, input));
     const exchange = button("exchange", () => set({ query: fields.demonstration.value, demonstration: fields.query.value }));
-    const element = make("section", { class: "heads-two-words" }, make("h2", {}, "Two words"),
+    const element = make("section", { class: "heads-two-words", id: "two-words" }, make("h2", {}, "Two words"),
       make("div", { class: "heads-fields" }, ...labels, exchange), list, fault, shown);
 
     function show(words, head, { query, demonstration }, pin) {

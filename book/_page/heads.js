@@ -199,7 +199,7 @@
 
   function tell(asks) {
     told.textContent = scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
-      : "Click a head. Then press “exchange labels” and “mirror”: does its attention follow the text, the position or the label?";
+      : "Click or tap a head. Then press “exchange labels” and “mirror”: does its attention follow the text, the position or the label?";
     score.textContent = tally[1] ? `${tally[0]} of ${tally[1]} right` : "";
     if (!scene) question.replaceChildren();
     else if (asks) question.replaceChildren(make("p", {}, scene.question),
@@ -243,12 +243,13 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        small("Area: total effect of its attention; purple: it lowers the right label. Click " +
-          "pins a head, shift-click adds another for comparison.")),
+        small("Area: total effect of its attention; purple: it lowers the right label. Click or tap a head " +
+          "to pin it. Choose “beside”, or shift-click, to compare another.")),
       middle, right),
     more, twoWords.element);
   home.classList.add("ready");
   show();
   fromAddress();
+  if (location.hash === "#two-words") twoWords.element.scrollIntoView();
   window.addEventListener("hashchange", fromAddress);
 })();

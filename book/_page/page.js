@@ -35,6 +35,12 @@
     table.before(label);
     show();
   }
+  // On a phone such a table is a list: each cell has the title of its column (book.css).
+  function name(table) {
+    const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.title = titles[i]; });
+    table.classList.add("stacks");
+  }
   // The search of Sphinx fails where it has no text to show, as beside an entry of the index. It searches once the page is
   // parsed, so it is mended here where its script came first, and else before its own listener is called.
   function mend() {
@@ -48,6 +54,7 @@
   addEventListener("resize", reach);
   addEventListener("load", () => {
     document.querySelectorAll("table.one-model").forEach(choose);
+    document.querySelectorAll(".bd-article :is(table.stacks, table.table:has(.verdict))").forEach(name);
     reach();
     // The theme's arrows beside chapters that have pages below them have no words.
     for (const arrow of document.querySelectorAll("summary"))

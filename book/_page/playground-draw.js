@@ -64,7 +64,7 @@
       `head ${name}: ${labels.map((label, i) => `${i + 1}. ${label} ${short(weights[i])}`).join(", ")}`);
     const picture = make("svg:svg", {
       viewBox: `0 0 ${width} ${height}`, height, preserveAspectRatio: "none", role: "img", class: "playground-arcs",
-      "aria-label": `Attention of the query on the label of each example. ${told.join("; ")}.`,
+      "aria-label": `Attention of the query on the label of each demonstration. ${told.join("; ")}.`,
     });
     const k = heads.findIndex(({ name }) => name === chosen.name), every = heads.every(({ edited }) => edited);
     labels.forEach((label, i) => {

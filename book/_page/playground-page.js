@@ -134,14 +134,14 @@
   function row(i) {
     const n = i + 1;
     return make("li", { class: "playground-row" },
-      input(`text of example ${n}`, "playground-words", setPart(i, 0)), make("span", { class: "playground-colon" }, ":"),
-      input(`label of example ${n}`, "playground-labels", setPart(i, 1)), make("span", { class: "playground-tag" }),
-      button("↑", () => move(i, -1), { "aria-label": `move example ${n} up` }),
-      button("↓", () => move(i, 1), { "aria-label": `move example ${n} down` }),
+      input(`text of demonstration ${n}`, "playground-words", setPart(i, 0)), make("span", { class: "playground-colon" }, ":"),
+      input(`label of demonstration ${n}`, "playground-labels", setPart(i, 1)), make("span", { class: "playground-tag" }),
+      button("↑", () => move(i, -1), { "aria-label": `move demonstration ${n} up` }),
+      button("↓", () => move(i, 1), { "aria-label": `move demonstration ${n} down` }),
       button("×", () => {
         changeRows((rows) => rows.filter((_, at) => at !== i));
         (list.children[Math.min(i, list.children.length - 1)]?.querySelector("input") || add).focus();
-      }, { "aria-label": `take away example ${n}` }));
+      }, { "aria-label": `take away demonstration ${n}` }));
   }
 
   const add = button("add a row", () => {
@@ -207,7 +207,7 @@
       `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
     current = answersOf(found);
     if (scene) prior = base;
-    const was = new Map(prior || []), than = scene ? "in the example" : "before the last change";
+    const was = new Map(prior || []), than = scene ? "in the paper’s prompt" : "before the last change";
     answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null]), than));
     const selected = state.head || strongest, focused = document.activeElement?.dataset.keep;
     const looking = (name) => ({ name, weights: panels.weights(found, name), edited: name in state.heads });
@@ -242,7 +242,7 @@
     home.dataset.step = player.step;
     [...list.children].forEach((row, i) => { row.querySelector(".playground-tag").textContent = tags[i] || ""; });
     line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
-      : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
+      : "Press play to see how the model gets from the demonstrations to its answer. Then try a scene, or change any word.");
     const link = (words, page) => [" ", make("a", { href: `${page}.html` }, words)];
     if (text && more.length) line.append(` ${more[0]}`, ...link(...more.slice(1)));
     if (text || !scene?.tested || asks) return;
@@ -294,7 +294,7 @@
     make("div", { class: "playground-lines" }, line, question),
     make("div", { class: "playground-pair" },
       make("div", {},
-        make("div", { class: "playground-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
+        make("div", { class: "playground-prompt", role: "group", "aria-label": "prompt: text and label of each demonstration, query" },
           list, make("div", { class: "playground-row query" }, query, make("span", {}, ":"), says, make("span"),
             make("label", { class: "playground-true" }, "true", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,

@@ -45,7 +45,7 @@
 
     function towers(found, name) {
       const { prompt: { rows, query, labelAt }, after, pair, steerable } = found, title = `The towers of head ${name}`;
-      if (!steerable) return part(title, small("Give examples of two classes from the word list, such as love and two."));
+      if (!steerable) return part(title, small("Give demonstrations of two classes from the word list, such as love and two."));
       const at = parsed(name), looks = weights(found, name), sides = [...pair].sort();  // the same whichever class is asked
       const side = (words) => sides.indexOf(classOf(words, data.classes));
       const vector = model.tower(after, ...at, "query", after.n - 1);

@@ -20,12 +20,12 @@
       const best = largest(shares.map(sum)), row = rows.length - 1;
       return { tags: shares[best].map(percent), text: `Every label reads the word before it. In head ${lower[best].join("-")}, ` +
         `${quoted(rows[row][1])} gives ${percent(shares[best][row])} of its attention to ${quoted(rows[row][0])}: so the ` +
-        "label now carries what kind of word it follows. That makes the first tower: a key for every example." };
+        "label now carries what kind of word it follows. That makes the first tower: a key for every demonstration." };
     }
     if (step === "compare") {
       const looks = labelAt.map((_, i) => sum(heads.map(({ weights }) => weights[i])) / heads.length), row = largest(looks);
       return { tags: looks.map(percent), text: `The second tower makes a query of ${quoted(prompt.query)}. The heads in ` +
-        `colour compare it with the key of every example. Row ${row + 1}, ${quoted(rows[row][0])}, gets the most attention: ` +
+        `colour compare it with the key of every demonstration. Row ${row + 1}, ${quoted(rows[row][0])}, gets the most attention: ` +
         `${percent(looks[row])}.` };
     }
     const over = `${quoted(label.word)} over ${quoted(other.word)}`;

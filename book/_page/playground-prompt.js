@@ -160,10 +160,10 @@
   function encode(state, model, tokenizer) {
     const rows = state.demonstrations.map((row) => row.map(plain));
     const query = plain(state.query), trueLabel = plain(state.true_label);
-    if (!rows.length) refuse("There is no example: add a row.");
+    if (!rows.length) refuse("There is no demonstration: add a row.");
     rows.forEach(([words, label], i) => {
-      check(words, `The text of example ${i + 1}`, tokenizer);
-      check(label, `The label of example ${i + 1}`, tokenizer);
+      check(words, `The text of demonstration ${i + 1}`, tokenizer);
+      check(label, `The label of demonstration ${i + 1}`, tokenizer);
     });
     check(query, "The query", tokenizer);
     check(trueLabel, "The true label", tokenizer);

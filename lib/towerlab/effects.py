@@ -44,7 +44,7 @@ def _mix_classes(prompt: Prompt) -> Prompt:
 
 SCENES: dict[str, Callable[[Prompt], Prompt]] = {
     "Swap the labels": exchanged_labels,
-    "Move the matching examples away": true_first,
+    "Put the true demonstrations first": true_first,
     "Remove one": one_fewer,
     "Mix two classes": _mix_classes,
     "A query of neither class": lambda prompt: replace(prompt, query="river"),
@@ -86,7 +86,7 @@ def zeroing_effect(model: Model, prompt: Prompt, heads: Heads = ()) -> Effect:
     """
     if len(prompt.labels) < 2:
         raise TwoTowersError(
-            f"one label '{prompt.true_label}': expected two; add an example with another label"
+            f"one label '{prompt.true_label}': expected two; add a demonstration with another label"
         )
     unknown = head_names(head for head in heads if head not in model.all_heads)
     if unknown:

@@ -29,6 +29,7 @@ TAN = "#b5803f"
 SAND = "#ddb98a"
 RED = "#b8324c"  # of labels only
 ROSE = "#e59aa8"  # of labels only
+INK = "#343b45"  # of verdicts that decide nothing, which grey would show as random heads
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
 COLOURS = {
     "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
@@ -46,11 +47,11 @@ VERDICT_COLOURS = {
     claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
     claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",
 }  # fmt: skip
-"""Colours of verdicts; the others are grey"""
+"""Colours of verdicts; the others have the colour of ink"""
 MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78"]
 """Colours of models in the order of their sizes, where they share axes"""
 ON_DARK = {
-    RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0",
+    INK: "#dfe5ec", RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0",
     VERDICT_COLOURS[claims.HOLDS]: "#3f9bdc", VERDICT_COLOURS[claims.FAILS]: "#e07a32",
 }  # fmt: skip
 """Colours on dark pages, where the strong one of a pair must be the light one"""

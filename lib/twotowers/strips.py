@@ -24,7 +24,7 @@ from typing import Any
 
 from twotowers import claims
 from twotowers.claims import Claim, PaperResult, Statement
-from twotowers.colours import GREY, VERDICT_COLOURS
+from twotowers.colours import GREY, INK, VERDICT_COLOURS
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
 from twotowers.pages import judged_numbers, page_of, verdict_class
 from twotowers.tables import shown_name
@@ -373,7 +373,7 @@ def _dot(row: Row, scale: Scale) -> str:
 
 def _colour(row: Row) -> str:
     """Return the colour of a row's verdict."""
-    return VERDICT_COLOURS.get(row.verdict, GREY)
+    return VERDICT_COLOURS.get(row.verdict, INK)
 
 
 def _shared_reason(rows: Sequence[Row]) -> str:
