@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 KEYSTROKES = 40
 ROOT = Path(__file__).parents[1]
-FIELDS = ("query", "text of demonstration 1")  # only the last words change, or all words after the first
+FIELDS = ("query", "text of demonstration 1")  # only the last words change, or all others
 TYPE = """async ([field, i]) => {
   const input = document.querySelector(`[aria-label="${field}"]`);
   await new Promise(requestAnimationFrame);

@@ -87,7 +87,7 @@ def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
     assert rates.to_dict() == {"first": 0.25, "last": 1.0}
     table = opening_page.catch(tmp_path, rows.assign(mark=claims.BY_POSITION))
     assert "mini-gpt2: 100% right labels last, 25% first" in table
-    assert table.count("<tr>") - 1 == len(rows[rows["claim"] == "word prompts"])
+    assert table.count("<tr>") - 2 == len(rows[rows["claim"] == "word prompts"])
 
 
 def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):

@@ -283,8 +283,8 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     caption = (
         f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])}: the score "
         f"of {matrix['n']} query words (rows) with as many words of demonstrations (columns), "
-        "sorted by class. Violet is above the mean of the row, brown below. On the diagonal a word meets "
-        "itself, and around it the words of its class."
+        "sorted by class. Violet is above the mean of the row, brown below. On the diagonal a word "
+        "meets itself, and around it the words of its class."
     )
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (

@@ -14,10 +14,11 @@ import numpy as np
 import opening_page
 import pandas as pd
 from twotowers import claims, evidence, matrices, strips
-from twotowers.colours import MODEL_COLOURS
+from twotowers.figures import model_colours
 from twotowers.paths import chapter_names
 
 MARK = re.compile(r'<div data-(picture|claim)="([\w-]+)"></div>')
+CLASS_PAIR = ("animal", "country")  # of the words that the story names
 MIRRORED = {"nothing mirrored": (0, 0), "query mirrored": (-1, 0),
             "keys mirrored": (0, -1), "both mirrored": (-1, -1)}  # fmt: skip
 """Coefficients of query and keys: -1 mirrors the query at the middle between the classes, and the
@@ -54,31 +55,37 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
     packed = opening_page.matrix_of(build)
     if not packed:
         return "<p>This picture was not made.</p>"
-    classes = packed["classes"].split(" ")
-    words = packed["words"].split(" ")
-    blocks = matrices.pack(_class_means(packed), words, classes)["picture"]
+    scores = _one_class_pair(packed)
+    classes = scores.index
+    means = scores.T.groupby(level=0, sort=False).transform("mean").T
+    means = means.groupby(level=0, sort=False).transform("mean")
+    pictures = [
+        matrices.pack(table.values, classes, classes)["picture"] for table in (means, scores)
+    ]
     head = escape(f"{packed['title'].partition(',')[0]} of {packed['model']}")
     text = (
-        "Rows are queries and columns are words of demonstrations, sorted by class. Violet: above "
-        "the mean of the row. Both pictures have violet blocks on the diagonal, where a word meets "
-        "its own class. Only the right one has a line there, where a word meets itself, and "
-        "differences within the blocks. "
+        f"{len(scores)} words of the classes {' and '.join(CLASS_PAIR)}. Rows are queries, "
+        "and columns are words of demonstrations, in the same order. Violet: above the mean of the "
+        "row. A head that only recognised classes would show two violet blocks and nothing else "
+        "(left). This head (right) also has a line where a word meets itself, and darker and "
+        "lighter cells within the blocks."
     )
     return (
         f'<section class="story-matrices">'
-        f"{_figure('If it only recognised classes: the mean of each block', blocks, '')}"
-        f"{_figure(f'Measured in head {head}', packed['picture'], 'a word meets itself')}"
+        f"{_figure('The mean of each block: classes only', pictures[0], '')}"
+        f"{_figure(f'Measured in head {head}', pictures[1], 'a word meets itself')}"
         f"<p>{text}</p>{opening_page.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
     )
 
 
-def _class_means(packed: dict) -> np.ndarray:
-    """Return the scores of a packed matrix, each replaced by the mean of its two classes."""
+def _one_class_pair(packed: dict) -> pd.DataFrame:
+    """Return the scores of a packed matrix for the words of CLASS_PAIR."""
     steps = [matrices.CHARACTERS.index(character) for character in packed["scores"]]
     scores = np.reshape(steps, (packed["n"], packed["n"])) - matrices.SCORE_STEPS
-    classes = packed["classes"].split(" ")
-    of_rows = pd.DataFrame(scores).groupby(classes).transform("mean")
-    return of_rows.T.groupby(classes).transform("mean").T.values
+    classes = pd.Index(packed["classes"].split(" "))
+    is_shown = classes.isin(CLASS_PAIR)
+    shown = classes[is_shown]
+    return pd.DataFrame(scores[np.ix_(is_shown, is_shown)], shown, shown)
 
 
 def product(build: Path, rows: pd.DataFrame) -> str:
@@ -101,12 +108,13 @@ def product(build: Path, rows: pd.DataFrame) -> str:
     )
     models = " &nbsp; ".join(
         f'<svg width="10" height="10"><circle cx="5" cy="5" r="5" fill="{colour}"/></svg> {model}'
-        for model, colour in zip(answers.index, MODEL_COLOURS, strict=False)
+        for model, colour in zip(answers.index, model_colours(answers.index), strict=True)
     )
     link = f'<a href="{chapter_names()["11"]}.html#fig-11-1">Figure 11.1</a>'
     return (
         f'<section class="story-product"><table class="strip"><thead><tr><td></td><td>'
-        f"<span>← wrong label</span><span>right label →</span></td></tr></thead>"
+        '<div class="ends"><span>← wrong label</span><span>right label →</span></div></td></tr>'
+        "</thead>"
         f'<tbody>{lines}</tbody></table><p class="strip-key">{models} &nbsp; ◇ both mirrored, if '
         "the two effects were added<br>Logit difference, centred, as a share of each model's range "
         f"over all 98 conditions ({link}).</p><p>Minus times minus is plus: with both mirrored, "
@@ -136,7 +144,8 @@ def _mirrored(build: Path) -> pd.DataFrame:
 def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> str:
     """Return the answers of all models on one line, and diamonds at the sums of effects."""
     marks = f'<line class="chance" x1="{scale.place(0)}" x2="{scale.place(0)}" y1="0" y2="100%"/>'
-    for name, value, colour in zip(answers.index, answers, MODEL_COLOURS, strict=False):
+    colours = model_colours(answers.index)
+    for name, value, colour in zip(answers.index, answers, colours, strict=True):
         if added is not None:
             place = scale.place(added[name])
             path = f'<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="{colour}"/>'
@@ -151,8 +160,8 @@ def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> s
 
 def _figure(title: str, picture: str, pointed: str) -> str:
     """Return a matrix with its title, and an arrow to its diagonal if that is pointed at."""
-    arrow = '<path d="M62 262 140 262 140 158m-5 9 5-9 5 9"/>' if pointed else ""
-    words = f'<text x="58" y="258" text-anchor="middle">{pointed}</text>' if pointed else ""
+    arrow = '<path d="M75 262V90m-5 9 5-9 5 9"/>' if pointed else ""
+    words = f'<text x="8" y="280">{pointed}</text>' if pointed else ""
     return (
         f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 300 300" role="img" '
         f'aria-label="{title}"><image href="{picture}" width="300" height="300"/>'

@@ -48,8 +48,8 @@ VERDICT_COLOURS = {
     claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",
 }  # fmt: skip
 """Colours of verdicts; the others have the colour of ink"""
-MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78"]
-"""Colours of models in the order of their sizes, where they share axes"""
+MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78", "#2e7d32"]
+"""Colours of models in the order of data/models/names.csv; the last one is of the user's model"""
 ON_DARK = {
     INK: "#dfe5ec", RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0",
     VERDICT_COLOURS[claims.HOLDS]: "#3f9bdc", VERDICT_COLOURS[claims.FAILS]: "#e07a32",

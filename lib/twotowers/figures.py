@@ -296,6 +296,19 @@ def model_menu(names: list[str], first: str) -> alt.Parameter:
     return alt.param("model", bind=menu, value=first)
 
 
+def model_colours(names: Iterable[str]) -> list[str]:
+    """Return the colours of models, each of which has the same colour in all figures.
+
+        >>> model_colours(["SmolLM2-135M"]), model_colours(["mini-gpt2", "SmolLM2-135M"])
+        (['#17849a'], ['#5a55c9', '#17849a'])
+
+    Args:
+        names: Names of models as pages show them.
+    """
+    known = dict(zip(shown_names().values(), MODEL_COLOURS, strict=False))
+    return [known.get(name, MODEL_COLOURS[-1]) for name in names]
+
+
 def overlay(
     chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str, *, height: int = 280
 ) -> alt.FacetChart:
@@ -312,7 +325,7 @@ def overlay(
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
     entries = table[column].unique().tolist()
-    colours = alt.Scale(domain=names, range=MODEL_COLOURS)
+    colours = alt.Scale(domain=names, range=model_colours(names))
     coloured = chart.encode(color=alt.Color("model:N", scale=colours, title=None))
     panel = coloured.properties(width=_panel_width(len(entries)), height=height)
     facet = alt.Facet(f"{column}:N", sort=entries, title=None)
