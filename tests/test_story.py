@@ -45,7 +45,7 @@ def test_both_mirrored_is_right_again_if_the_answer_is_a_product_and_wrong_if_it
     assert product.tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5])
     write_chart(tmp_path, "11", points(lambda query, key: query + key / 2))
     sums = story._mirrored(tmp_path).loc["SmolLM2-135M", names]
-    assert sums["both mirrored"] < sums["query mirrored"] < 0 < sums["nothing mirrored"]
+    assert sums["both mirrored"] < sums["query mirrored"] < sums["nothing mirrored"]
 
 
 def test_the_picture_has_a_dot_and_a_diamond_for_each_model(rows, tmp_path):
