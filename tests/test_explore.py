@@ -35,14 +35,14 @@ class Shown:
     """What cells and widgets display: `frames` of numbers, their `html` or a line."""
 
     def __init__(self, monkeypatch):
-        self.boxes, self.frames, html_of = [], [], explore.shown
+        self.boxes, self.frames, html_of = [], [], explore.html_table
         monkeypatch.setattr(book, "display", self.boxes.append)
 
         def shown(data):
-            self.frames.append(explore.table(data))
+            self.frames.append(explore.means_table(data))
             return html_of(data)
 
-        monkeypatch.setattr(explore, "shown", shown)
+        monkeypatch.setattr(explore, "html_table", shown)
         monkeypatch.setattr(widgets.Output, "__init__", None)  # no chapter may make one
 
     @property

@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str] = ()) -> None:
+def add_settings(command: argparse.ArgumentParser, excluded: Sequence[str]) -> None:
     """Add an option for every setting, without a default of its own.
 
     So a setting that is not given is not in the namespace.

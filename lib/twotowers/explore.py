@@ -64,11 +64,11 @@ def _in_words(name: Hashable) -> str:
     return re.sub(r"\bov\b", "OV", words)
 
 
-def table(data: xr.Dataset) -> pd.DataFrame:
+def means_table(data: xr.Dataset) -> pd.DataFrame:
     """Return means over prompts, with a column for each variable, or for each of its entries.
 
         >>> effect = xr.DataArray([1.0, 2.0, 6.0], dims="prompt", attrs={"units": "nats"})
-        >>> table(xr.Dataset({"ov_effect": effect})).loc["mean", "OV effect (nats)"].item()
+        >>> means_table(xr.Dataset({"ov_effect": effect})).loc["mean", "OV effect (nats)"].item()
         3.0
 
     Args:
@@ -89,13 +89,13 @@ def table(data: xr.Dataset) -> pd.DataFrame:
     return frame.unstack()
 
 
-def shown(data: xr.Dataset) -> str:
+def html_table(data: xr.Dataset) -> str:
     """Return the table of a selection as HTML, with a bar in each cell.
 
     Args:
         data: Selected variables with units.
     """
-    frame = table(data)
+    frame = means_table(data)
     n_prompts = data.sizes["prompt"]
     styler = pages.shown(frame, index=True, na_rep="–", formatter="{:,.3f}")
     styler.set_caption(f"mean over prompts: {n_prompts}")
@@ -145,7 +145,7 @@ def explorer(measurements: Mapping[str, xr.Dataset], model: str) -> widgets.VBox
         data = measurements[models.value]
         for dropdown in dropdowns.children:
             data = data.sel(dropdown.value)
-        numbers.value = shown(data)
+        numbers.value = html_table(data)
 
     models.observe(update_dropdowns, "value")
     update_dropdowns()

@@ -93,7 +93,7 @@ def svg(spec: dict) -> str:
     return vl_convert.vegalite_to_svg(text)
 
 
-def _shown(spec: dict, **_: Any) -> dict:
+def _bundle(spec: dict, **_: Any) -> dict:
     """Return the forms of a chart in a notebook.
 
     JupyterLab and VS Code draw the chart without a network, and other viewers show the picture.
@@ -108,7 +108,7 @@ def _shown(spec: dict, **_: Any) -> dict:
     return bundle
 
 
-alt.renderers.register("twotowers", _shown)
+alt.renderers.register("twotowers", _bundle)
 alt.renderers.enable("twotowers")
 
 
@@ -309,9 +309,7 @@ def model_colours(names: Iterable[str]) -> list[str]:
     return [known.get(name, MODEL_COLOURS[-1]) for name in names]
 
 
-def overlay(
-    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str, *, height: int = 280
-) -> alt.FacetChart:
+def overlay(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str) -> alt.FacetChart:
     """Draw all models together, in colours, with one panel for each value of a column.
 
     Panels are side by side and share the vertical axis only.
@@ -320,14 +318,13 @@ def overlay(
         chart: A chart without data and without colours.
         table: Data of the chart, with a column `model`.
         column: Column whose values have panels, in the order of the table.
-        height: Height of a panel in pixels.
     """
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
     entries = table[column].unique().tolist()
     colours = alt.Scale(domain=names, range=model_colours(names))
     coloured = chart.encode(color=alt.Color("model:N", scale=colours, title=None))
-    panel = coloured.properties(width=_panel_width(len(entries)), height=height)
+    panel = coloured.properties(width=_panel_width(len(entries)), height=280)
     facet = alt.Facet(f"{column}:N", sort=entries, title=None)
     panels = panel.facet(facet, columns=len(entries) or 1, data=table)
     return panels.resolve_scale(x="independent")

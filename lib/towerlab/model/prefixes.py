@@ -6,7 +6,7 @@
     >>> model = load("mini-gpt2")
     >>> words = {"animal": ["dog", "cat", "bee"], "country": ["italy", "spain", "peru"]}
     >>> prompts = word_blocks("animal/country", words, Template(1, "space"), "foo/bar", seed=0)
-    >>> inputs = stream_inputs(model, model.encode(prompts))
+    >>> inputs = stream_inputs(model, model.encode(prompts), max_tokens=4096)
     >>> inputs.last.shape, inputs.labels.shape  # (prompt, layer, d_model), (prompt, label, ...)
     (torch.Size([12, 4, 96]), torch.Size([12, 2, 4, 96]))
 
@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 from towerlab.model.attention import block_calls
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import MAX_TOKENS, Prompts, of_one_length
+from towerlab.prompts.prompt import Prompts, of_one_length
 
 Ids = tuple[int, ...]
 
@@ -50,7 +50,7 @@ class _End(NamedTuple):
 
 
 @torch.inference_mode()
-def stream_inputs(model: Model, encoded: Prompts, max_tokens: int = MAX_TOKENS) -> StreamInputs:
+def stream_inputs(model: Model, encoded: Prompts, max_tokens: int) -> StreamInputs:
     """Compute the inputs of all layers at the last position and at labels.
 
     Cost: one run of each different beginning, and of the rest of each prompt. The results equal
