@@ -46,7 +46,7 @@ def test_sizes_are_halved_until_one_does_not_fit(error):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_results_are_the_same_in_small_memory(measure, kind, monkeypatch):
     model, encoded, sizes = tiny(kind), random_prompts(7, lengths=(14,)), []
-    whole, forward = measure(model, encoded), model.blocks[-1].forward
+    whole, forward = measure(model, encoded), model.layers[-1].forward
 
     def limited(hidden, *args, **kwargs):
         sizes.append(len(hidden))
@@ -54,7 +54,7 @@ def test_results_are_the_same_in_small_memory(measure, kind, monkeypatch):
             raise ERRORS[0]
         return forward(hidden, *args, **kwargs)
 
-    monkeypatch.setattr(model.blocks[-1], "forward", limited)
+    monkeypatch.setattr(model.layers[-1], "forward", limited)
     again = measure(model, encoded)
     assert max(sizes) > 2
     for name in whole.data_vars:

@@ -58,7 +58,7 @@ def free_weights(model, slow, ids, layer, head):
     x = slow.normed[layer]
     if model.architecture.positions == "learned":
         embedded = model.hf.transformer.wpe.weight[: len(ids)]
-        norm = model.blocks[layer].ln_1
+        norm = model.layers[layer].ln_1
         scale = (slow.streams[layer].var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         x = x - norm.weight * (embedded - embedded.mean(-1, keepdim=True)) / scale
     query, key = (slow.query_key(layer, head, rows)[i] for i, rows in enumerate((x[-1], x)))

@@ -47,7 +47,7 @@ def manual(model, last, heads, sent, route):
         read = middle - (below if model.parallel else messages) * (not route.mlps)
         if model.architecture.ffn_norm:
             read = model.part(layer, "ffn_norm")(read)
-        ffn = model.blocks[layer].mlp(read[None, None])[0, 0]
+        ffn = model.layers[layer].mlp(read[None, None])[0, 0]
         norm = model.norm_after(layer, "ffn") or (lambda x: x)
         stream = stream + output + norm(ffn)
     return stream - messages * (not route.output)

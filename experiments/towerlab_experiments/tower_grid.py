@@ -43,7 +43,7 @@ from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded, Prompts
+from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
@@ -90,10 +90,9 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
     pairs = sorted({e.prompt.dataset for e in encoded})
     directions = xr.Dataset(coords={"class_pair": pairs})
-    for name, head, classes in (
-        ("query", "head", [e.prompt.query_class for e in encoded]),
-        ("keys", "kv_head", [[d.cls for d in e.prompt.demonstrations] for e in encoded]),
-    ):
+    asked = [e.prompt.query_class for e in encoded]
+    shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
+    for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
         differences = []
         for pair in pairs:
             first, second = (
@@ -155,21 +154,19 @@ def steering(
     """
     of_prompts = directions.sel(class_pair=[e.prompt.dataset for e in batch])
     dtype = torch.promote_types(model.dtype, torch.float32)
-    last, positions = torch.tensor(batch[0].last), torch.tensor([e.label_positions for e in batch])
-    signs = torch.tensor(
-        [
-            [1 if e.prompt.dataset.startswith(f"{d.cls}/") else -1 for d in e.prompt.demonstrations]
-            for e in batch
-        ]
-    ).to(model.device)[:, None, :, None]
-    queries, keys = {}, {}
+    last = torch.tensor(batch[0].last)
+    positions = torch.tensor([e.label_positions for e in batch])
+    signs = torch.tensor([_signs(e.prompt) for e in batch], device=model.device)
+    queries = {}
+    keys = {}
     for layer in {layer for layer, _ in heads}:
         query, key = (
             torch.from_numpy(of_prompts[name].isel(layer=layer).values).to(model.device, dtype)
             for name in ("query", "keys")
         )
+        at_labels = key[:, :, None] * signs[:, None, :, None]
         queries[layer] = query_key.rotated(model, layer, query, last)
-        keys[layer] = query_key.rotated(model, layer, key[:, :, None] * signs, positions[:, None])
+        keys[layer] = query_key.rotated(model, layer, at_labels, positions[:, None])
     return [
         steer(
             heads,
@@ -179,6 +176,12 @@ def steering(
         )
         for by_query, by_keys in product(coefficients, repeat=2)
     ]
+
+
+def _signs(prompt: Prompt) -> list[int]:
+    """Return 1 for each demonstration of the pair's first class, and -1 for the others."""
+    first_class, _ = prompt.dataset.split("/")
+    return [1 if d.cls == first_class else -1 for d in prompt.demonstrations]
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ class Architecture:
     `ffn_norm_after` a norm between that map and the residual stream.
     """
 
-    blocks: str
+    layers: str
     attention: str
     attention_norm: str  # "" where attention reads the residual stream as it is (OLMo 2)
     attention_out: str
@@ -95,14 +95,14 @@ class Architecture:
 
 
 _LLAMA = Architecture(
-    blocks="model.layers", attention="self_attn", attention_norm="input_layernorm",
+    layers="model.layers", attention="self_attn", attention_norm="input_layernorm",
     attention_out="self_attn.o_proj", ffn_out="mlp.down_proj", ffn_norm="post_attention_layernorm",
     ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_activation="mlp.act_fn",
     final_norm="model.norm", centred=False, positions="rotary", rotary="model.rotary_emb",
 )  # fmt: skip
 
 _GPT2 = Architecture(
-    blocks="transformer.h", attention="attn", attention_norm="ln_1",
+    layers="transformer.h", attention="attn", attention_norm="ln_1",
     attention_out="attn.c_proj", ffn_out="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",),
     ffn_activation="mlp.act", final_norm="transformer.ln_f", centred=True, positions="learned",
     qkv="fused", qkv_maps=("c_attn",),
@@ -132,14 +132,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention_method="_attn",
     ),
     "gpt_neox": replace(
-        _LLAMA, blocks="gpt_neox.layers", attention="attention",
+        _LLAMA, layers="gpt_neox.layers", attention="attention",
         attention_out="attention.dense", ffn_out="mlp.dense_4h_to_h",
         ffn_in=("mlp.dense_h_to_4h",), ffn_activation="mlp.act", parallel="use_parallel_residual",
         final_norm="gpt_neox.final_layer_norm", centred=True, rotary="gpt_neox.rotary_emb",
         qkv="by head", qkv_maps=("query_key_value",),
     ),
     "opt": Architecture(
-        blocks="model.decoder.layers", attention="self_attn", attention_norm="self_attn_layer_norm",
+        layers="model.decoder.layers", attention="self_attn", attention_norm="self_attn_layer_norm",
         attention_out="self_attn.out_proj", ffn_out="fc2",
         ffn_norm="final_layer_norm", ffn_in=("fc1",), ffn_activation="activation_fn",
         final_norm="model.decoder.final_layer_norm", centred=True, positions="learned",

@@ -259,7 +259,7 @@ def block_calls(model: Model, layers: Iterable[int]) -> Iterator[dict[int, tuple
             def keep(_, args: tuple, kwargs: dict, layer=layer) -> None:
                 calls[layer] = split_call(args, kwargs)
 
-            block = model.blocks[layer]
+            block = model.layers[layer]
             hook = block.register_forward_pre_hook(keep, with_kwargs=True)
             stack.enter_context(hook)
         yield calls
@@ -283,7 +283,7 @@ def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any
             def keep(_, args: tuple, output: Any, layer=layer) -> None:
                 outputs[layer] = output
 
-            block = model.blocks[layer]
+            block = model.layers[layer]
             hook = block.register_forward_hook(keep)
             stack.enter_context(hook)
         yield outputs
@@ -310,7 +310,7 @@ def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
         return output
 
     with ExitStack() as stack:
-        for block in model.blocks[:layer]:
+        for block in model.layers[:layer]:
             skipped = patch.object(block, "forward", skip)
             stack.enter_context(skipped)
         yield

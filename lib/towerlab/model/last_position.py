@@ -228,7 +228,7 @@ class LastPosition:
             return last.expand(-1, n_rows, *rest)
 
         args, kwargs = recursively_apply(last_of, self._arguments[layer])
-        block = self.model.blocks[layer]
+        block = self.model.layers[layer]
         with reading_attention(self.model, [layer], attend):
             output = block(rows, *args, **kwargs)
         if isinstance(output, tuple):

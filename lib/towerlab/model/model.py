@@ -262,9 +262,9 @@ class Model:
         return self.dtype.itemsize < 4
 
     @cached_property
-    def blocks(self) -> list[nn.Module]:
-        """Blocks of the model, in the order of the layers."""
-        return list(self.hf.get_submodule(self.architecture.blocks))
+    def layers(self) -> list[nn.Module]:
+        """Module of each layer."""
+        return list(self.hf.get_submodule(self.architecture.layers))
 
     @cached_property
     def final_norm(self) -> nn.Module:
@@ -375,7 +375,7 @@ class Model:
         Returns:
             The module.
         """
-        return self.blocks[layer].get_submodule(getattr(self.architecture, path, path))
+        return self.layers[layer].get_submodule(getattr(self.architecture, path, path))
 
     def norm_after(self, layer: int, block: str) -> nn.Module | None:
         """Return the norm between W_O or fc2 and the residual stream.
