@@ -129,6 +129,7 @@ def _theme() -> alt.theme.ThemeConfig:
                 "tickOpacity": 0.5,
                 "labelLimit": 0,
             },
+            "axisXQuantitative": {"labelOverlap": True},
             "legend": {
                 **text,
                 "orient": "top",
@@ -242,8 +243,7 @@ def facets(
         panels = panel.facet(row=row, column=across, data=table)
     else:
         panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
-        if n_rows > 1 and n_models % columns:
-            # The last row is not full: panels above the gap would have their axis below it.
+        if n_rows > 1:  # panels above others have an axis, too
             panels = panels.resolve_axis(x="independent")
     if is_chosen:
         panels = _with_chooser(panels, names)
