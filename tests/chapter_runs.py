@@ -1,12 +1,13 @@
 """A chapter run in this process, without a kernel: what its cells judge, as a table."""
 
 import ast
+import contextlib
 import json
 from pathlib import Path
 
 import altair as alt
 import pandas as pd
-from conftest import ROOT
+from conftest import ROOT, sources
 from towerlab.plan import Plan
 from twotowers import book, evidence, tables
 from twotowers.identity import TABLES, TEXTS
@@ -46,12 +47,13 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
 
 
 def functions_of(chapter: str) -> dict:
-    """The functions that the cells of a chapter define, without running anything else in them."""
+    """The functions of the cells of a chapter, and tables and constants (names in capitals) that
+    need no measurement."""
     names: dict = {}
-    for cell in json.loads((ROOT / f"book/{chapter}.ipynb").read_text("utf8"))["cells"]:
-        if cell["cell_type"] == "code":
-            tree = ast.parse("".join(cell["source"]))
-            kept = (ast.Import, ast.ImportFrom, ast.FunctionDef)
-            tree.body = [node for node in tree.body if isinstance(node, kept)]
-            exec(compile(tree, chapter, "exec"), names)
+    for node in ast.parse("\n".join(sources(chapter))).body:
+        to = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        is_definition = isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))
+        if is_definition or to.isupper() or to.startswith("words"):
+            with contextlib.suppress(NameError):
+                exec(compile(ast.Module([node], []), chapter, "exec"), names)
     return names

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +268,12 @@ def refused(words: str, call, *arguments, **options) -> str:
         call(*arguments, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def python(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess:
+    """A process of Python that has run some code."""
+    command, how = [sys.executable, "-c", code, *words], dict(capture_output=True, text=True)
+    return subprocess.run(command, env=os.environ | environment, **how)
 
 
 def make_home(folder: Path, *changed: str) -> Path:

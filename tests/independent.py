@@ -206,11 +206,12 @@ class Formulas:
         first, *second = np.split(parts[0], 2, -1) if self.kind == "phi3" else parts
         return self.act(first) * (second[0] if second else 1.0)
 
-    def run(self, ids, z=None, q=None, k=None, v=None, closed=None, added=()):
+    def run(self, ids, z=None, q=None, k=None, v=None, closed=None, weights=None):
         """`resid` enters each layer and `final` the last norm, `read` is what W_Q, W_K and W_V
         multiply; at the last position blocks add `attention` and `ffn`, and `neurons` are
         coefficients; z, q, k and v are those of every head (q and k before rotation); `after` is
-        what a norm behind W_O divides by. `added`: (layer, vector) beside what W_O gives there."""
+        what a norm behind W_O divides by. Edits: of z, q, k and v, edit(layer, array) gives another
+        array; weights(layer, array, run) is given what is read so far, too."""
         ids, names, n = np.array(ids), self.names, len(ids)
         run = SimpleNamespace(**{name: [] for name in ("resid", "read", "after")})
         run.attention, run.ffn, run.neurons, run.weights, run.z, run.q, run.k, run.v = each = [
@@ -253,13 +254,13 @@ class Formulas:
             if closed is not None:
                 hidden = hidden | closed(layer)
             scores = np.where(hidden, -np.inf, scores)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights = weights / weights.sum(-1, keepdims=True)
-            out = weights @ values
-            out[:, -1] = np.einsum("hp,hpd->hd", weights[:, -1], read_values)
+            of_heads = np.exp(scores - scores.max(-1, keepdims=True))
+            of_heads = of_heads / of_heads.sum(-1, keepdims=True)
+            of_heads = of_heads if weights is None else weights(layer, of_heads, run)
+            out = of_heads @ values
+            out[:, -1] = np.einsum("hp,hpd->hd", of_heads[:, -1], read_values)
             out = change(z, layer, out)
             block = self.linear(at + names["out"], out.swapaxes(0, 1).reshape(n, -1))
-            block[-1] += sum(vector for of, vector in added if of == layer)
             run.after.append(self.scale_of(block)[-1] if names["after1"] else None)
             block = self.norm(at + names["after1"], block) if names["after1"] else block
             parallel = self.kind in ("gptj", "phi") or self.c.get("use_parallel_residual", False)
@@ -272,16 +273,18 @@ class Formulas:
             x = x + block + ffn
             for kept, value in zip(
                 each,
-                (block[-1], ffn[-1], neurons[-1], weights, out, queries, keys, values),
+                (block[-1], ffn[-1], neurons[-1], of_heads, out, queries, keys, values),
                 strict=True,
             ):
                 kept.append(value)
         run.final = x[-1]
-        run.logits = self.unembedding @ self.norm(names["final"], run.final) + self.w.get(
-            "lm_head.bias", 0.0
-        )
-        run.logits = self.cap * np.tanh(run.logits / self.cap) if self.cap else run.logits
+        run.logits = self.logits(run.final)
         return run
+
+    def logits(self, final):
+        out = self.unembedding @ self.norm(self.names["final"], final)
+        out = out + self.w.get("lm_head.bias", 0.0)
+        return self.cap * np.tanh(out / self.cap) if self.cap else out
 
     def matrix(self, layer, name):
         """(input, output) of a layer's W_O ("out") or fc2 ("down")."""
@@ -325,3 +328,22 @@ class Formulas:
 
 def log_softmax(x):
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+
+def lead(logits, e):
+    """Nats by which the true label leads the other."""
+    true, other = e.label_pair_ids
+    return logits[true] - logits[other]
+
+
+def changed_at(at, new, where=slice(None), keep=0.0):
+    """An edit: heads of a layer are given `new(layer, head)` at some positions, beside so much of
+    their own."""
+
+    def edit(layer, x, *_):
+        x = x.copy()
+        for head in (h for of, h in at if of == layer):
+            x[head, where] = keep * x[head, where] + new(layer, head)
+        return x
+
+    return edit

@@ -18,10 +18,9 @@ def tensors(rows):
 
 
 class Reference:
-    """Layer by layer, for the last position unless said; `added`: pairs of a layer and what its W_O
-    adds there beside its own."""
+    """Layer by layer, for the last position unless said."""
 
-    def __init__(self, model: Model, ids, added=()):
+    def __init__(self, model: Model, ids):
         self.model, self.by_hand = model, Formulas(model.hf)
         if (
             path := model.architecture.rotary
@@ -30,12 +29,11 @@ class Reference:
                 torch.empty(0, dtype=torch.float64), torch.arange(len(ids))[None]
             )
             self.by_hand.rotary = [x[0, :, : x.shape[-1] // 2].numpy() for x in both]
-        self.run = run = self.by_hand.run(ids, added=[(layer, v.numpy()) for layer, v in added])
+        self.run = run = self.by_hand.run(ids)
         self.attentions = tensors(
             weights[:, -1] for weights in run.weights
         )  # per layer (head, position)
         self.resid_pre = tensors(stream[-1] for stream in run.resid)
-        self.normed = tensors(run.read)  # (position, d_model)
         self.attention, self.ffn, self.coefficients = map(
             tensors, (run.attention, run.ffn, run.neurons)
         )
@@ -47,13 +45,6 @@ class Reference:
         return torch.from_numpy(
             self.by_hand.vector(self.run, layer, head, self.run.v[layer][head, position])
         )
-
-    def query_key(self, layer, head, x):
-        """Query (times the scaling) and key of one head, before rotation, from rows of what its
-        layer's W_Q and W_K multiply."""
-        query, key, _ = tensors(self.by_hand.split(layer, torch.atleast_2d(x).numpy()))
-        query, key = query[head] * self.by_hand.score_scale(), key[self.model.value_head(head)]
-        return (query, key) if x.dim() > 1 else (query[0], key[0])
 
     def position(self, layer, head, position):
         return self.attentions[layer][head, position] * self.value_output(layer, head, position)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import shared_tiny
+from independent import changed_at, lead
 from reference import Reference
+from tolerances import near
 from towerlab.model.label_attention import with_class_sums
 from towerlab.prompts.paper_sets import paper_prompts
 from towerlab.prompts.prompt import encode_all
@@ -27,28 +29,26 @@ def test_sums_are_the_given_ones_and_shares_stay():
     assert unattended.tolist() == pytest.approx([0.05, 0.15, 0.1, 0.5, 0.2])
 
 
-def sums_by_hand(slow, e, layer, head):
+def sums_by_hand(weights, e):
     """Attention on the labels of the query's class, and on the others."""
-    weights = slow.attentions[layer][head]
     at = {True: 0.0, False: 0.0}
     for position, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
-        at[is_true] += float(weights[position])
+        at[is_true] += weights[position]
     return at
 
 
-def weights_by_hand(slow, e, given, layer, head):
+def weights_by_hand(own, e, given):
     """The prompt's own weights, in which the labels of either class have the given sums."""
-    own, sums = slow.attentions[layer][head], sums_by_hand(slow, e, layer, head)
-    kinds = dict(zip(e.label_positions, e.prompt.is_true, strict=True))
+    sums, kinds = sums_by_hand(own, e), dict(zip(e.label_positions, e.prompt.is_true, strict=True))
     rest, left = 1 - sum(sums.values()), 1 - sum(given.values())
-    return [
-        float(weight) * (given[kinds[p]] / sums[kinds[p]] if p in kinds else left / rest)
-        for p, weight in enumerate(own)
+    shares = [
+        given[kinds[p]] / sums[kinds[p]] if p in kinds else left / rest for p in range(len(own))
     ]
+    return own * shares
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gptj"])
-def test_an_exchange_is_that_of_hooks_layer_by_layer(kind, words, float64):
+def test_an_exchange_is_that_of_the_formulas(kind, words, float64):
     model = replace(shared_tiny(kind), tokenizer=words)
     encoded = encode_all(paper_prompts("a/b", 2), words)
     data = attention_exchanges(model, encoded, SETS)
@@ -57,36 +57,20 @@ def test_an_exchange_is_that_of_hooks_layer_by_layer(kind, words, float64):
                 for name in (change, partner)]  # fmt: skip
         for i, (e, other) in enumerate(zip(*both, strict=True)):
             slow, giver = Reference(model, e.ids), Reference(model, other.ids)
-            handles, added = [], []
-            for layer in (0, 1):
-                # The second layer is read in the model whose first layer is changed.
-                now, delta = Reference(model, e.ids, added), 0
-                for head in (head.head for head in SETS["some"] if head.layer == layer):
-                    given = sums_by_hand(giver, other, layer, head)
-                    weights = weights_by_hand(slow, e, given, layer, head)
-                    output = sum(
-                        w * now.value_output(layer, head, p) for p, w in enumerate(weights)
-                    )
-                    delta = delta + output - now.head(layer, head)
-                added.append((layer, delta))
 
-                def hook(_, args, output, delta=delta):
-                    output = output.clone()
-                    output[:, -1] += delta
-                    return output
+            def exchanged(
+                layer, head, own=slow.run.weights, theirs=giver.run.weights, of=(e, other)
+            ):
+                given = sums_by_hand(theirs[layer][head, -1], of[1])
+                return weights_by_hand(own[layer][head, -1], of[0], given)
 
-                handles.append(model.part(layer, "attention_out").register_forward_hook(hook))
-            logits = model.hf(torch.tensor([e.ids])).logits[0, -1]
-            for handle in handles:
-                handle.remove()
+            edit = changed_at(SETS["some"], exchanged, -1)
+            runs = {"none": slow.run, "some": slow.by_hand.run(e.ids, weights=edit)}
             found = data["logit_difference"].sel(change=change).isel(prompt=i)
-            true, false = e.label_pair_ids
-            expected = float(logits[true] - logits[false])
-            assert float(found.sel(head_set="some")) == pytest.approx(expected, abs=1e-9)
-            plain = model.hf(torch.tensor([e.ids])).logits[0, -1]
-            before = float(plain[true] - plain[false])
-            assert float(found.sel(head_set="none")) == pytest.approx(before, abs=1e-9)
-            assert abs(before - expected) > 1e-6
+            for name, run in runs.items():
+                near(found.sel(head_set=name), lead(run.logits, e))
+            before, after = (lead(run.logits, e) for run in runs.values())
+            assert abs(before - after) > 1e-6
 
 
 def test_partners_are_of_opposite_bias():

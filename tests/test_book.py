@@ -2,8 +2,6 @@
 is missing or mistyped."""
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import altair as alt
@@ -228,9 +226,3 @@ def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none
     monkeypatch.setattr(book.Chapter, "_open_pipeline", lambda self, suite: pipeline)
     others = book.open({"model": "a", "k": 4})  # the files say k = 2
     assert others.measured("heads")["a"].logit_difference.min() > 8
-
-
-def test_a_chart_has_the_book_s_renderer_as_soon_as_a_chapter_is_open():
-    code = "from twotowers import book; import altair; print(altair.renderers.active)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert process.stdout == "twotowers\n"

@@ -3,11 +3,10 @@ hand."""
 
 from dataclasses import replace
 
-import numpy as np
-import pytest
 import tiny_blocks
-import torch
+from independent import log_softmax
 from reference import Reference
+from tolerances import near
 from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.conditions import CONDITIONS, conditions
 
@@ -31,34 +30,20 @@ def test_every_number_is_a_sum_of_weights_of_one_prompt(model):
     for name, change in CONDITIONS.items():
         for i, e in enumerate(encode([change(prompt) for prompt in prompts])):
             slow = Reference(model, e.ids)
-            parts = e.prompt.demonstrations
-            true = [
-                p
-                for p, d in zip(e.label_positions, parts, strict=True)
-                if d.label == e.prompt.true_label
-            ]
-            other = [p for p in e.label_positions if p not in true]
+            labels = [*zip(e.label_positions, e.prompt.is_true, strict=True)]
+            true, other = (
+                [p for p, is_true in labels if is_true == side] for side in (True, False)
+            )
             for layer, weights in enumerate(slow.attentions):
                 at = result.sel(condition=name).isel(prompt=i, layer=layer)
-                np.testing.assert_allclose(
-                    at["attention_true"], sum(weights[:, p] for p in true), rtol=0, atol=1e-6
-                )
-                np.testing.assert_allclose(
-                    at["attention_other"], sum(weights[:, p] for p in other), rtol=0, atol=1e-6
-                )
+                near(at["attention_true"], sum(weights[:, p] for p in true), atol=1e-6)
+                near(at["attention_other"], sum(weights[:, p] for p in other), atol=1e-6)
                 if name == "plain":  # a demonstration is three tokens: text, colon, label
-                    np.testing.assert_allclose(
-                        at["attention_left"],
-                        sum(weights[:, p] for p in true[:-1]),
-                        rtol=0,
-                        atol=1e-6,
-                    )
+                    near(at["attention_left"], sum(weights[:, p] for p in true[:-1]), atol=1e-6)
                     removed = weights[:, true[-1] - 2 : true[-1] + 1].sum(-1)
-                    np.testing.assert_allclose(at["attention_removed"], removed, rtol=0, atol=1e-6)
-            logits = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)
-            assert float(result["log_prob_true"].sel(condition=name)[i]) == pytest.approx(
-                float(logits[e.true_id]), abs=1e-9
-            )
+                    near(at["attention_removed"], removed, atol=1e-6)
+            expected = log_softmax(slow.run.logits)[e.true_id]
+            near(result["log_prob_true"].sel(condition=name)[i], expected)
 
 
 def test_what_the_conditions_make_of_a_prompt():

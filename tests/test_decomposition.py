@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import random_prompts
 from reference import Reference
+from tolerances import near
 from towerlab.model import unembed
 from towerlab_experiments import single_prompt as module
 from towerlab_experiments.single_prompt import decomposition
@@ -29,14 +30,12 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
         vectors = [slow.head(layer, h) for h in range(model.n_heads)]
         alone = slow.increase(slow.resid_pre[layer], vectors[head], word, "frozen")
         others = slow.resid_pre[layer] + sum(v for h, v in enumerate(vectors) if h != head)
-        assert float(data["increase"][layer, head]) == pytest.approx(alone, abs=1e-9)
+        near(data["increase"][layer, head], alone)
         last = slow.increase(others, vectors[head], word, "frozen")
-        assert float(data["increase_last"][layer, head]) == pytest.approx(last, abs=1e-9)
+        near(data["increase_last"][layer, head], last)
     for position in range(length):
         by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
-        assert float(data["position_increase"].sel(selected_head="1-0")[position]) == pytest.approx(
-            by_hand, abs=1e-9
-        )
+        near(data["position_increase"].sel(selected_head="1-0")[position], by_hand)
     states = [
         x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)
     ]
@@ -83,7 +82,5 @@ def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
         )
         constant = 0 if bias is None else bias @ subkey
         if layer or not model.parallel:
-            assert float(of_heads.sum() + of_rest.sum() + constant) == pytest.approx(
-                float(whole @ subkey), abs=1e-9
-            )
+            near(of_heads.sum() + of_rest.sum() + constant, whole @ subkey)
         assert not of_heads[seen:].any() and torch.isfinite(of_heads).all()

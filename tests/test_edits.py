@@ -4,7 +4,7 @@ in test_independent."""
 import pytest
 import torch
 from conftest import random_prompts
-from tolerances import FLOAT64
+from tolerances import near
 from towerlab.model import last_position
 from towerlab.model.capture import answer, capture
 from towerlab.model.edits import (
@@ -58,10 +58,10 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
         ]
     (top, log_prob), (whole_top, whole) = last.answers(edits), edited_answers(model, base, edits)
     assert torch.equal(top, whole_top)
-    torch.testing.assert_close(log_prob, whole, rtol=0, atol=1e-11)
-    torch.testing.assert_close(whole[0], answer(model, base)[1], **FLOAT64)
-    torch.testing.assert_close(last.capture.logits, capture(model, base).logits, **FLOAT64)
-    torch.testing.assert_close(last.plain_answer()[1], whole[0], rtol=0, atol=1e-11)
+    near(log_prob, whole, atol=1e-11)
+    near(whole[0], answer(model, base)[1])
+    near(last.capture.logits, capture(model, base).logits)
+    near(last.plain_answer()[1], whole[0], atol=1e-11)
     assert (whole[1:] - whole[0]).abs().amax((1, 2)).gt(1e-5).tolist() == [
         bool(edit.heads) for edit in edits[1:]
     ]
@@ -84,4 +84,4 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
         (result.weights[0], plain.weights[0]),
         (result.logits, logits),
     ):
-        torch.testing.assert_close(one, other, **FLOAT64)
+        near(one, other)

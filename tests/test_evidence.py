@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
+from tolerances import near
 from twotowers import claims, evidence, head_selection
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
@@ -264,10 +265,8 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
     # the heads of a and c are judged on b and d
     attending = {pair: [(0, 2 if pair in "ac" else 1)] for pair in "abcd"}
     effect, control = of_claim(BY_ATTENTION, values, attending=attending)
-    np.testing.assert_allclose(
-        effect, prompts(UP) + np.where(np.isin(effect["class_pair"], ["b", "d"]), 20, 10)
-    )
-    np.testing.assert_allclose(control[0], effect)  # each has its own partner in its turn
+    near(effect, prompts(UP) + np.where(np.isin(effect["class_pair"], ["b", "d"]), 20, 10))
+    near(control[0], effect)  # each has its own partner in its turn
     assert control.dims == ("random_set", "prompt") and set(effect.coords) == {
         "class_pair",
         "label_pair",
@@ -346,9 +345,7 @@ def test_means_over_sets_equal_a_loop():
     result = mean_over_sets(values, sets)
     assert result.dims == ("random_set", "kind", "prompt")
     for draw, heads in enumerate(sets):
-        np.testing.assert_allclose(
-            result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0)
-        )
+        near(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
     values[0, 0, 0, 1] = np.nan
     assert mean_over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
     assert mean_over_sets(values, [[]]).isnull().all()
@@ -373,4 +370,4 @@ def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
     assert rows["claim"].tolist() == [
         i for i in ("learned", "located-prefer", "more-beyond-softmax") for _ in range(2)
     ]
-    np.testing.assert_allclose(rows["p_holm"], 3 * rows["p"])
+    near(rows["p_holm"], 3 * rows["p"])

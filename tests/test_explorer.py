@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from browser import broken_rules, browser, explorer, explorer_page, needs_browser, refuses, text
+from tolerances import near
 from twotowers import files, head_selection, intervals, matrices
 from twotowers.paths import data_folder
 from twotowers.tables import read_csv
@@ -50,6 +51,13 @@ def recorded_data(name, suite="words"):
     return files.select_labels(files.open_precomputed(MODEL, suite, name), "arbitrary")
 
 
+def centred(ds, name, words):
+    """Scores of words by a head, without the means of rows and columns."""
+    of = ds.sel(selected_head=name, asked=words, demonstrated=words)
+    nats = (of["similarity"] * of["similarity_step"]).transpose("asked", "demonstrated").to_pandas()
+    return nats.sub(nats.mean(1), axis=0) - nats.mean(0) + nats.values.mean()
+
+
 def test_numbers_of_heads_are_those_of_the_files(explored):
     for suite in ("words", "sentences"):
         columns = explored[MODEL]["suites"][suite]["columns"]
@@ -57,7 +65,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         expected["increase"] = recorded_data("increases", suite)["increase"].mean("prompt")
         for name in ("attention difference", "written logit difference", "attribution", "increase"):
             values = expected[name].values.ravel()
-            assert columns[name]["mean"] == pytest.approx(values, abs=6e-5)
+            near(columns[name]["mean"], values, atol=6e-5)
     columns, singles = (
         explored[MODEL]["suites"]["words"]["columns"],
         recorded_data("single_head_ablations"),
@@ -69,9 +77,9 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         i = layer * 9 + head
         of = intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
         shown = [columns["lost"][key][i] for key in ("mean", "low", "high")]
-        assert shown == pytest.approx([of.estimate, of.low, of.high], abs=6e-5)
+        near(shown, [of.estimate, of.low, of.high], atol=6e-5)
         both = columns["by text"]["mean"][i] + columns["by predicted label"]["mean"][i]
-        assert both == pytest.approx(float(own[layer, head]), abs=2e-4)
+        near(both, own[layer, head], atol=2e-4)
 
 
 def test_attention_on_a_prompt_is_that_of_the_file(explored):
@@ -85,7 +93,7 @@ def test_attention_on_a_prompt_is_that_of_the_file(explored):
         words = " ".join(f"{text} : {label}" for text, label in prompt["rows"]).split()
         of = next(n for n, t in enumerate(texts) if t.split() == words)
         expected = values[of].reshape(-1, values.shape[-1])[:, :width]
-        assert attention[i] == pytest.approx(expected, abs=0.51 / explorer.LEVELS)
+        near(attention[i], expected, atol=0.51 / explorer.LEVELS)
 
 
 def test_scores_of_words_are_those_of_the_file_and_take_little_room(explored):
@@ -99,19 +107,14 @@ def test_scores_of_words_are_those_of_the_file_and_take_little_room(explored):
         at = iter(characters.index(c) / half - 1 for c in head["scores"])
         for two in similarity["pairs"]:
             words = [word for _, part in two for word in part]
-            of = ds.sel(selected_head=name, asked=words, demonstrated=words)
-            nats = of["similarity"].transpose("asked", "demonstrated").values * float(
-                of["similarity_step"]
-            )
-            centred = nats - nats.mean(0) - nats.mean(1, keepdims=True) + nats.mean()
             shown = [[head["largest"] * next(at) for _ in words] for _ in words]
-            assert np.array(shown) == pytest.approx(centred, abs=0.51 * head["largest"] / half)
+            near(shown, centred(ds, name, words), atol=0.51 * head["largest"] / half)
         assert next(at, None) is None
     at = iter(characters.index(c) / half - 1 for c in similarity["cosines"])
     for two in similarity["pairs"]:
         for _, part in two:
             for pair in itertools.combinations(part, 2):
-                assert next(at) == pytest.approx(cosine[pair], abs=0.51 / half + 0.001)
+                near(next(at), cosine[pair], atol=0.51 / half + 0.001)
     assert next(at, None) is None
 
 
@@ -145,7 +148,7 @@ def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(addres
         lowered = -suite["columns"]["effect"]["mean"][24 * 9 + 4]
         rows = page.locator(".heads-card tbody tr")
         row = rows.filter(has_text="total effect of its attention").text_content()
-        assert float(re.search(r"−(\d+\.\d\d)", row)[1]) == pytest.approx(lowered, abs=0.0051)
+        near(float(re.search(r"−(\d+\.\d\d)", row)[1]), lowered, atol=0.0051)
         click("18-6", modifiers=["Shift"])
         assert page.get_by_role("heading", name="Heads 24-4 and 18-6").is_visible()
         page.locator(".heads-prompt").focus()
@@ -161,17 +164,12 @@ def test_two_words_show_their_score_and_the_nearest_words(address, explored):
     similarity = explored[MODEL]["suites"]["words"]["similarity"]
     (animals,) = (part for two in similarity["pairs"] for name, part in two if name == "animal")
     table = read_csv(data_folder() / "words/similarity.csv").query("`class` == 'animal'")
-    table = table[table["first"].isin(animals) & table["second"].isin(animals)]
-    cosines = {
-        **{(row.first, row.second): row.sentence_embedding for row in table.itertuples()},
-        **{(row.second, row.first): row.sentence_embedding for row in table.itertuples()},
-    }
-    ds = recorded_data("word_towers").sel(selected_head="18-6")
+    table = table[table["first"] == "dog"]  # which is the first word of the list
+    to_dog = table.set_index("second")["sentence_embedding"]
+    to_dog = to_dog[to_dog.index.isin(animals)]
     words = [w for two in similarity["pairs"] if two[0][0] == "animal" for _, p in two for w in p]
-    nats = ds["similarity"].sel(asked=words, demonstrated=words).transpose("asked", "demonstrated")
-    nats = nats * ds["similarity_step"]
-    nats = nats - nats.mean("asked") - nats.mean("demonstrated") + nats.mean()
-    nearest = nats.sel(asked="dog", demonstrated=[w for w in animals if w != "dog"]).to_series()
+    nats = centred(recorded_data("word_towers"), "18-6", words)
+    nearest = nats.loc["dog", [word for word in animals if word != "dog"]]
     with browser(address) as page:
         query, demonstration = (
             page.get_by_label(name, exact=True) for name in ("query", "demonstration")
@@ -184,15 +182,14 @@ def test_two_words_show_their_score_and_the_nearest_words(address, explored):
         said = page.locator(".heads-two-words p").filter(has_text="S[").text_content()
         numbers = [float(x.replace("−", "-")) for x in re.findall(r"= (−?\d+\.\d+)", said)]
         both = ("dog", "horse"), ("horse", "dog")
-        expected = [float(nats.sel(asked=a, demonstrated=b)) for a, b in both]
-        assert numbers == pytest.approx(expected, abs=0.2)
+        expected = [nats.loc[of] for of in both]
+        near(numbers, expected, atol=0.2)
         assert "Sentence embedding: 0.5" in said
         cells = page.locator(".heads-two-words tbody td").all_text_contents()
         by_head = [text.split()[0] for text in cells[::2]]
         assert nearest[by_head].min() >= nearest.drop(by_head).max() - 0.2
         by_meaning = [text.split()[0] for text in cells[1::2]]
-        left = [cosines["dog", w] for w in animals if w not in ("dog", *by_meaning)]
-        assert min(cosines["dog", w] for w in by_meaning) >= max(left) - 0.02
+        assert to_dog[by_meaning].min() >= to_dog.drop(by_meaning).max() - 0.02
         page.get_by_role("button", name="exchange", exact=True).click()
         assert (query.input_value(), demonstration.input_value()) == ("horse", "dog")
         query.fill("no-word")

@@ -2,12 +2,11 @@
 
 import re
 import resource
-import subprocess
-import sys
 
 import altair as alt
 import pandas as pd
 import pytest
+from conftest import python
 from twotowers import colours, figures
 
 
@@ -46,7 +45,7 @@ def test_where_a_cluster_limits_address_space_charts_have_no_picture_and_pages_a
     """K7: the library would end the process at the first chart."""
     unlimited = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
     assert not unlimited or not figures.too_little_address_space()
-    process = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    process = python(LIMITED)
     assert process.stdout.split() == [figures.VEGA], process.stderr
     reason = "cannot build the book: `ulimit -v` allows 30 GiB of address space"
     assert process.returncode == 2 and reason in process.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
+from tolerances import near
 from towerlab.measure.pipeline import save, write
 from towerlab.measure.recipe import Recipe
 from towerlab_experiments.ablations import ablations
@@ -46,7 +47,7 @@ def test_random_sets_are_a_dimension(data, measure):
         for i, drawn in enumerate(of):
             alone = measure({"x": drawn})["logit_difference"].sel(head_set="x")
             found = random["logit_difference"].sel(head_set=name, random_set=i)
-            np.testing.assert_allclose(found, alone, atol=1e-6)
+            near(found, alone, atol=1e-6)
     without = Recipe(ablations, (), (), PLACE)
     assert files.select_random_sets(without.with_matched_sets(measure(PLACE))) is None
 

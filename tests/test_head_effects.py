@@ -6,12 +6,12 @@ from itertools import product
 
 import numpy as np
 import planted
-import pytest
 import tiny_blocks
 import torch
 from conftest import shared_tiny, tiny
-from plain_hooks import every_head, put, run, weights_of, z_of
-from tolerances import FLOAT64
+from independent import changed_at, lead, log_softmax
+from reference import Reference
+from tolerances import near
 from towerlab.model.label_attention import swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
@@ -29,6 +29,10 @@ def head_effects(model, encoded, senders=8):
     return alone.assign(path_effects(model, encoded, head_selection.by_effect(alone, senders)))
 
 
+def every_head(model):
+    return np.ndindex(model.n_layers, model.n_heads)
+
+
 @cache
 def of_two_blocks(kind):
     """Eight prompts, and what is measured of them, in several batches, once for all tests."""
@@ -37,92 +41,66 @@ def of_two_blocks(kind):
 
 
 def attention_difference_of(weights, e):
-    return sum(
-        float(weights[p]) * (1 if true else -1)
-        for p, true in zip(e.label_positions, e.prompt.is_true, strict=True)
-        if p < len(weights)
-    )
+    return weights[list(e.label_positions)] @ np.where(e.prompt.is_true, 1, -1)
 
 
 def reverse(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
-    new = weights.clone()
-    sides = [
-        [
-            p
-            for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True)
-            if is_true == side and p < q
-        ]
-        for side in (True, False)
-    ]
+    labels = [of for of in zip(e.label_positions, e.prompt.is_true, strict=True) if of[0] < q]
+    sides = [[p for p, is_true in labels if is_true == side] for side in (True, False)]
+    new = weights.copy()
     if all(sides):
         for own, other in (sides, sides[::-1]):
-            for p in own:
-                new[p] = weights[p] / sum(weights[s] for s in own) * sum(weights[s] for s in other)
+            new[own] = weights[own] / weights[own].sum() * weights[other].sum()
     return new
 
 
-def sent_z(model, encoded):
-    """Of every prompt: its plain run, and contrast -> (layer, head) -> what that head feeds to
-    W_O."""
-    plain, donors = [run(model, e) for e in encoded], donors_of(encoded)
-    out = []
-    for i, e in enumerate(encoded):
-        of_contrast = {"attention swapped": {}} | {name: {} for name in DONORS}
-        for layer, head in every_head(model):
-            attention = plain[i]["attention"][layer]
-            weights = reverse(weights_of(model, attention, head, e.last), e, e.last)
-            of_contrast["attention swapped"][layer, head] = z_of(model, weights, attention[2], head)
-            for name in DONORS:
-                theirs = plain[donors[name][i]]["z"][layer][0, -1]
-                of_contrast[name][layer, head] = theirs[
-                    head * model.d_head : (head + 1) * model.d_head
-                ]
-        out.append((plain[i], of_contrast))
-    return out
+def references(model, encoded):
+    """The formulas of each prompt, and its plain run by them."""
+    every = [Reference(model, e.ids) for e in encoded]
+    return [(slow.by_hand, slow.run) for slow in every]
 
 
 def test_attention_differences_are_those_of_the_definition(model, small_batches):
     encoded, result = of_two_blocks(model.name)
     other = donors_of(encoded)["labels exchanged"]
-    difference = (
-        result.attention_difference.transpose("query_source", "prompt", "layer", "head")
-        .sel(query_source=["own", "labels exchanged"])
-        .values
-    )
-    runs = [run(model, e) for e in encoded]
-    for i, e in enumerate(encoded):
+    difference = result.attention_difference.transpose("query_source", "prompt", "layer", "head")
+    assert result.query_source.values.tolist() == ["own", "labels exchanged"]
+    every = references(model, encoded)
+    for i, (e, (by_hand, own)) in enumerate(zip(encoded, every, strict=True)):
+        theirs = every[other[i]][1]
         for layer, head in every_head(model):
-            own, (their_query, *_) = runs[i]["attention"][layer], runs[other[i]]["attention"][layer]
+            query = by_hand.turn(layer, theirs.q[layer])[head, -1] * by_hand.score_scale()
+            scores = by_hand.turn(layer, own.k[layer])[head] @ query
+            given = np.exp(log_softmax(scores))
             expected = [
-                attention_difference_of(weights_of(model, own, head, e.last, query), e)
-                for query in (None, their_query)
+                attention_difference_of(w, e) for w in (own.weights[layer][head, -1], given)
             ]
-            np.testing.assert_allclose(difference[:, i, layer, head], expected, **FLOAT64)
-    own, exchanged = result.attention_difference
-    assert float(abs(own - exchanged).max()) > 1e-4
+            near(difference[:, i, layer, head], expected)
+    assert float(abs(difference[0] - difference[1]).max()) > 1e-4
 
 
-def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
+def test_effects_equal_whole_runs_by_the_formulas(model, small_batches):
     encoded, result = of_two_blocks(model.name)
-    sent = sent_z(model, encoded)
+    every, donors = references(model, encoded), donors_of(encoded)
     for i in (0, 3, 6):  # of three batches and both blocks
-        plain, sent_of = sent[i]
-        np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **FLOAT64)
-        for name in CONTRASTS:
-            effects = [
-                result[variable].sel(contrast=name)[i].values
-                for variable in ("effect", "direct_effect")
-            ]
-            for layer, head in every_head(model):
-                change = put(model, [(layer, head)], sent_of[name])
-                total = run(model, encoded[i], change)
-                own = lambda at, *_: change(at, plain["z"][at].clone(), None)  # noqa: B023, E731
-                direct = run(model, encoded[i], own, plain["ffn"])
-                for effect, other in zip(effects, (total, direct), strict=True):
-                    np.testing.assert_allclose(
-                        effect[layer, head], plain["difference"] - other["difference"], **FLOAT64
-                    )
+        e, (by_hand, plain) = encoded[i], every[i]
+        before = lead(plain.logits, e)
+        near(result.logit_difference[i], before)
+        for layer, head in every_head(model):
+            own = plain.z[layer][head, -1]
+            swapped = reverse(plain.weights[layer][head, -1], e, e.last)
+            sent = {"attention swapped": swapped @ plain.v[layer][head]}
+            for name in DONORS:
+                sent[name] = every[donors[name][i]][1].z[layer][head, -1]
+            for name in CONTRASTS:
+                edit = changed_at([(layer, head)], lambda *_, z=sent[name]: z, -1)
+                total = by_hand.run(e.ids, z=edit).logits
+                message = by_hand.vector(plain, layer, head, sent[name] - own)
+                direct = by_hand.logits(plain.final + message)
+                of_head = result.sel(contrast=name).isel(prompt=i, layer=layer, head=head)
+                near(of_head.effect, before - lead(total, e))
+                near(of_head.direct_effect, before - lead(direct, e))
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
@@ -131,22 +109,21 @@ def test_all_heads_swapped_at_once_equals_a_loop_over_layers_heads_and_positions
         1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()}
     )
     result = head_effects(model, encoded, senders=1).logit_difference_all_swapped
-    for i, (e, (plain, _)) in enumerate(zip(encoded, sent_z(model, encoded), strict=True)):
+    for i, (e, (by_hand, plain)) in enumerate(
+        zip(encoded, references(model, encoded), strict=True)
+    ):
         start, stop = e.query_span
         sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
         for name, positions in zip(POSITIONS, sets, strict=True):
 
-            def change(layer, z, attention, positions=positions, e=e, plain=plain):
-                for head, q in product(range(model.n_heads), positions):
-                    weights = reverse(weights_of(model, plain["attention"][layer], head, q), e, q)
-                    z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(
-                        model, weights, attention[2], head
-                    )
-                return z
+            def swapped(layer, weights, _, positions=positions, e=e, plain=plain):
+                weights = weights.copy()
+                for head, q in product(range(len(weights)), positions):
+                    weights[head, q] = reverse(plain.weights[layer][head, q], e, q)
+                return weights
 
-            np.testing.assert_allclose(
-                result.sel(swapped_position=name)[i], run(model, e, change)["difference"], **FLOAT64
-            )
+            changed = by_hand.run(e.ids, weights=swapped)
+            near(result.sel(swapped_position=name)[i], lead(changed.logits, e))
     assert len(np.unique(np.round(result, 6))) == result.size
 
 
@@ -158,7 +135,7 @@ def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batc
     for route, variable in {"all": "effect", "direct": "direct_effect"}.items():
         one_route = result.effect_by_route.sel(route=route)
         expected = result[variable].sel(contrast="labels exchanged").isel(at)
-        np.testing.assert_allclose(one_route, expected.transpose(*one_route.dims), **FLOAT64)
+        near(one_route, expected.transpose(*one_route.dims))
 
 
 def test_donors_differ_from_a_prompt_in_what_their_name_says():
@@ -215,24 +192,14 @@ def test_swapped_weights_by_hand():
         dtype=torch.float64,
     )
     result = torch.cat([swapped_weights(row[None, None, None], places)[0, 0] for row in rows])
-    torch.testing.assert_close(result, expected)
+    near(result, expected)
     again = swapped_weights(swapped_weights(rows[:1, None, None], places), places)[0, 0]
-    torch.testing.assert_close(again, rows[:1])
+    near(again, rows[:1])
     early = torch.tensor(
         [[[[0.6, 0.4, 0.0]]]]
     )  # the last of three positions, and no true label before it but one
     one_class = torch.tensor([[1, 0, -1]])
-    torch.testing.assert_close(swapped_weights(early, one_class), early)
-
-
-def test_a_head_that_prefers_nothing_moves_nothing(float64):
-    model, encoded = tiny("llama"), tiny_blocks.blocks(1)
-    with torch.no_grad():  # no query of layer 0: its heads look at everything alike
-        model.part(0, "attention").q_proj.weight.zero_()
-    result = head_effects(model, encoded)
-    assert float(abs(result.attention_difference.sel(layer=0)).max()) < 1e-12
-    assert float(abs(result.effect.sel(layer=0, contrast="attention swapped")).max()) < 1e-12
-    assert float(abs(result.effect.sel(layer=1, contrast="attention swapped")).max()) > 1e-4
+    near(swapped_weights(early, one_class), early)
 
 
 def test_a_planted_relay_and_a_planted_suppressor_are_found():
@@ -258,9 +225,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
         and c.sel(suppressor) < -0.5 * choice
     )
     assert abs(direct.sel(comparer)).max() < 0.01 * choice  # all is passed on
-    np.testing.assert_allclose(
-        direct.sel(writer), effect.sel(writer), rtol=0, atol=1e-9
-    )  # nothing follows
+    near(direct.sel(writer), effect.sel(writer))  # nothing follows
     assert (
         effect.sel(contrast="labels exchanged", **comparer) > 1.5 * choice
     )  # it sends which label
@@ -270,7 +235,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
     effects = result.effect_by_route.mean("prompt").isel(sender=senders.index((1, 0)))
     by_queries = float(effects.sel(route="later queries") / effects.sel(route="all"))
-    assert by_queries == pytest.approx(1, abs=0.03)
+    near(by_queries, 1, atol=0.03)
 
     at = result.logit_difference_all_swapped.mean("prompt")
     assert (

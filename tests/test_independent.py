@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tiny_blocks
 from conftest import TINY, tiny
-from independent import Formulas, log_softmax
-from tolerances import LOGITS
+from independent import Formulas, changed_at, lead, log_softmax
+from tolerances import LOGITS, ROTATED, near
 from towerlab.model import loading
 from towerlab.model.unembed import NORMS
 from towerlab.prompts.blocks import draw_blocks
@@ -61,7 +61,6 @@ KINDS = {
     **{kind: TINY[kind] for kind in TINY},
     **{f"{k} {i}": TINY[k] | more for k in MORE for i, more in enumerate(MORE[k])},
 }
-NEAR = dict(rtol=2e-6, atol=2e-6)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -82,9 +81,7 @@ def check_answer(got, e, run):
     """Log-probabilities of the true label and the other, and which is said, as the logits of a run
     by hand have them."""
     labels, top = list(e.label_pair_ids), int(run.logits.argmax())
-    np.testing.assert_allclose(
-        [got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR
-    )
+    near([got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **ROTATED)
     assert int(got.top_answer) == [*labels, top].index(top)
 
 
@@ -94,7 +91,7 @@ def test_answers(pair, float64):
         check_answer(answers(model, encoded).isel(prompt=i), e, run)
 
 
-def check_increases(data, model, by_hand, some, norm, near=NEAR):
+def check_increases(data, model, by_hand, some, norm, within=ROTATED):
     """The first prompts' increases of blocks and heads; `some`: prompts and their runs by hand."""
     for i, (e, run) in enumerate(some):
         for layer in range(model.n_layers):
@@ -104,9 +101,9 @@ def check_increases(data, model, by_hand, some, norm, near=NEAR):
                 by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)
             ]
             expected = [by_hand.increase(run, before, x, word, frozen) for x in each]
-            np.testing.assert_allclose(data.increase[i, layer], expected, **near)
+            near(data.increase[i, layer], expected, **within)
             expected = [by_hand.increase(run, x, y, word, frozen) for x, y in blocks]
-            np.testing.assert_allclose(data.block_increase[i, layer], expected, **near)
+            near(data.block_increase[i, layer], expected, **within)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -146,17 +143,16 @@ def test_what_heads_write(pair, float64):
         check_answer(written.isel(prompt=i), e, run)
         sign = np.where(e.prompt.is_true, 1, -1)
 
-        def lead(x, e=e, run=run):
-            logits = by_hand.projected(x, by_hand.scale_of(run.final))
-            return np.subtract(*logits[list(e.label_pair_ids)])
+        def written_by(x, e=e, run=run):
+            return lead(by_hand.projected(x, by_hand.scale_of(run.final)), e)
 
-        blocks = [[lead(x) for x in of] for of in zip(run.attention, run.ffn, strict=True)]
-        np.testing.assert_allclose(written["block_logit_difference"][i], blocks, **NEAR)
+        blocks = [[written_by(x) for x in of] for of in zip(run.attention, run.ffn, strict=True)]
+        near(written["block_logit_difference"][i], blocks, **ROTATED)
         for layer, h in np.ndindex(model.n_layers, by_hand.heads):
             at = run.weights[layer][h, -1][list(e.label_positions)]
             got = written.isel(prompt=i, layer=layer, head=h)
             shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
-            leads = [*map(lead, shares)]
+            leads = [*map(written_by, shares)]
             expected = {
                 "attention": at,
                 "attribution": at @ leads,
@@ -164,7 +160,7 @@ def test_what_heads_write(pair, float64):
                 "ov_logit_difference": (sign * leads).mean(),
             }
             for name, value in expected.items():
-                np.testing.assert_allclose(got[name], value, **NEAR)
+                near(got[name], value, **ROTATED)
 
 
 def test_what_heads_read_and_their_towers(pair, small_batches, float64):
@@ -175,12 +171,8 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
             vectors = of_towers.isel(prompt=i, selected_head=j)
-            np.testing.assert_allclose(
-                vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **NEAR
-            )
-            np.testing.assert_allclose(
-                vectors.key_vector, run.k[layer][head][list(e.label_positions)], **NEAR
-            )
+            near(vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **ROTATED)
+            near(vectors.key_vector, run.k[layer][head][list(e.label_positions)], **ROTATED)
             for number, (p, shown) in enumerate(
                 zip(e.label_positions, e.prompt.demonstrations, strict=True)
             ):
@@ -194,21 +186,8 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
                 assert [int(at.own_rank), int(at.other_rank)] == [
                     1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)
                 ]
-                np.testing.assert_allclose(at.ov_logit_difference, bs[own] - bs[other], **NEAR)
-                np.testing.assert_allclose(at.attention, run.weights[layer][head, -1, p], **NEAR)
-
-
-def changed_at(at, new, where=slice(None), keep=0.0):
-    """An edit: heads of a layer are given `new(layer, head)` at some positions, beside so much of
-    their own."""
-
-    def edit(layer, x):
-        x = x.copy()
-        for head in (h for of, h in at if of == layer):
-            x[head, where] = keep * x[head, where] + new(layer, head)
-        return x
-
-    return edit
+                near(at.ov_logit_difference, bs[own] - bs[other], **ROTATED)
+                near(at.attention, run.weights[layer][head, -1, p], **ROTATED)
 
 
 def test_ablations(pair, small_batches, float64):
@@ -244,8 +223,8 @@ def test_every_head_ablated_alone(pair, where, float64):
             true, other = (log_softmax(run.logits) - log_softmax(changed.logits))[
                 list(e.label_pair_ids)
             ]
-            np.testing.assert_allclose(data.log_prob_lost[i][at], true, **NEAR)
-            np.testing.assert_allclose(data.logit_difference_lost[i][at], true - other, **NEAR)
+            near(data.log_prob_lost[i][at], true, **ROTATED)
+            near(data.logit_difference_lost[i][at], true - other, **ROTATED)
 
 
 def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
@@ -272,16 +251,10 @@ def test_exchanges(pair, small_batches, float64):
     data = interchanges(model, pairs, sets)
     of_block = {e.ids: run for e, run in zip(encoded, runs, strict=True)}
     for i, (kind, base, source) in enumerate(pairs):
-        got, at, (true, other) = (
-            data.isel(prompt=i),
-            list(base.label_positions),
-            base.label_pair_ids,
-        )
+        got, at = data.isel(prompt=i), list(base.label_positions)
         plain, of_source = (of_block.get(e.ids) or by_hand.run(e.ids) for e in (base, source))
         for side, run in (("base", plain), ("source", of_source)):
-            np.testing.assert_allclose(
-                got[f"{side}_logit_difference"], run.logits[true] - run.logits[other], **NEAR
-            )
+            near(got[f"{side}_logit_difference"], lead(run.logits, base), **ROTATED)
         name = list(sets)[i % 2]
         q = changed_at(sets[name], lambda layer, head, run=of_source: run.q[layer][head, -1], -1)
         k = changed_at(
@@ -308,8 +281,8 @@ def test_directions_and_both_towers_moved(pair, float64):
         for p, shown in zip(e.label_positions, e.prompt.demonstrations, strict=True):
             keys[shown.cls].append([x[::group, p] for x in run.k])
     query, key = (np.mean(x["a"], 0) - np.mean(x["b"], 0) for x in (queries, keys))
-    np.testing.assert_allclose(directions["query"].values[0], query, **NEAR)
-    np.testing.assert_allclose(directions["keys"].values[0], key, **NEAR)
+    near(directions["query"].values[0], query, **ROTATED)
+    near(directions["keys"].values[0], key, **ROTATED)
     data = tower_grid(model, encoded, {"two": (of, directions)}, (0.0, dose)).isel(head_set=0)
     for i, e in enumerate(encoded):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]
@@ -328,8 +301,8 @@ def test_directions_and_both_towers_moved(pair, float64):
             (dose, dose): {"q": q, "k": k},
         }.items():
             got = data.sel(query_coefficient=cell[0], key_coefficient=cell[1]).isel(prompt=i)
-            np.testing.assert_allclose(
+            near(
                 got.log_prob_true,
                 log_softmax(by_hand.run(e.ids, **edits).logits)[e.true_id],
-                **NEAR,
+                **ROTATED,
             )

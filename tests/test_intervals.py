@@ -8,6 +8,7 @@ import xarray as xr
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import near
 from twotowers.intervals import MIN_EQUAL, mean, means, ratio, table
 
 
@@ -24,10 +25,10 @@ def test_with_one_factor_it_is_students_t_over_cluster_means():
         mean(values, ["class_pair"]),
         mean(values),
     ):  # one label pair only: class pairs alone
-        np.testing.assert_allclose([result.estimate, result.low, result.high], [3.0, low, high])
+        near([result.estimate, result.low, result.high], [3.0, low, high])
         narrow = scipy.stats.t.interval(0.9, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
-        np.testing.assert_allclose([result.low90, result.high90], narrow)
-        np.testing.assert_allclose(result.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
+        near([result.low90, result.high90], narrow)
+        near(result.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
     assert mean(values, ["class_pair"]).n == (4,) and mean(values).n == (4, 1)
 
 
@@ -62,7 +63,7 @@ def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
     both = of_pairs + of_labels - of_cells
     error = np.sqrt(both if both > 0 else max(of_pairs, of_labels))
     result = mean(values)
-    np.testing.assert_allclose(result.high - result.estimate, scipy.stats.t.ppf(0.975, 2) * error)
+    near(result.high - result.estimate, scipy.stats.t.ppf(0.975, 2) * error)
     assert result.n == (4, 3)
 
 
@@ -71,9 +72,7 @@ def test_a_negative_variance_is_the_larger_one_way():
     of_pairs, of_labels, of_cells = slow_variances(values)
     assert of_pairs + of_labels < of_cells
     error = np.sqrt(max(of_pairs, of_labels))
-    np.testing.assert_allclose(
-        mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error
-    )
+    near(mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error)
     # the means of both factors are all alike
     assert np.isnan(mean(prompts([2.0, -1.0, -1.0, 2.0], "aabb", "xyxy")).low)
 
@@ -83,8 +82,8 @@ def test_the_covariance_of_a_ratio_is_that_along_it():
     whole = prompts([1010.0, 1010.0, 990.0, 990.0], "aabb", "xyxy")
     part = whole / 2 + [2.0, -1.0, -1.0, 2.0]
     share = part.mean() / whole.mean()  # by the delta method
-    result, near = ratio(part, whole), mean(share + (part - share * whole) / whole.mean())
-    np.testing.assert_allclose(result.high - result.low, near.high - near.low, rtol=0.05)
+    result, along = ratio(part, whole), mean(share + (part - share * whole) / whole.mean())
+    near(result.high - result.low, along.high - along.low, rtol=0.05)
 
 
 def test_equal_values_one_cluster_and_none():
@@ -125,9 +124,7 @@ def test_fieller_by_hand():
         (linear + sign * np.sqrt(linear**2 - square * constant)) / square for sign in (-1, 1)
     ]
     result = ratio(part, whole)
-    np.testing.assert_allclose(
-        [result.estimate, result.low, result.high], [0.4, *by_hand], atol=1e-5
-    )
+    near([result.estimate, result.low, result.high], [0.4, *by_hand], atol=1e-5)
     for bound in (
         result.low,
         result.high,
@@ -173,7 +170,7 @@ def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
         of = mean(part, clusters) if whole is None else ratio(part, whole, clusters)
         given = None if whole is None else {"m": whole}
         row = table({"m": part}, denominator=given, clusters=clusters).loc[0]
-        np.testing.assert_allclose([*row[["value", "low", "high"]]], [of.estimate, of.low, of.high])
+        near([*row[["value", "low", "high"]]], [of.estimate, of.low, of.high])
         assert row["n"] == of.n[0]
 
 
@@ -182,7 +179,7 @@ def test_means_of_many_equal_the_mean_of_each():
     values = xr.concat(
         [prompts(rng.normal(size=6), "aabccc", "xyxyxy") for _ in range(3)], "random_set"
     )
-    np.testing.assert_allclose(means(values), [mean(of_set).estimate for of_set in values])
+    near(means(values), [mean(of_set).estimate for of_set in values])
 
 
 @pytest.mark.parametrize(

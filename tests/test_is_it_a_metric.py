@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from conftest import ROOT, sources
+from chapter_runs import functions_of
+from conftest import ROOT
+from tolerances import near
 
 CLASSES = ["animal", "country", "fruit", "tool"]
 PAIRS = ["animal/country", "animal/country", "fruit/tool", "fruit/tool"]
@@ -16,15 +18,7 @@ HEADS = ["meaning", "rank", "letters", "attraction"]
 
 @pytest.fixture(scope="module")
 def chapter():
-    """The functions of the chapter's analysis, as its cells define them."""
-    names, cells = {}, sources("13-is-it-a-metric")
-    lines = [line for cell in cells for line in cell.splitlines()]
-    exec("\n".join(line for line in lines if line.startswith(("import ", "from "))), names)
-    for function in ("yardsticks", "centred", "within_classes", "of_selected", "scores", "ranks"):
-        (source,) = (cell for cell in cells if f"def {function}(" in cell)
-        ended = source.split("\n\n\nrows")[0].split("\n\n\ntogether")[0]
-        exec(ended.split("\n\n\nTOGETHER")[0].split("\n\n\nbetas")[0], names)
-    return names
+    return functions_of("13-is-it-a-metric")
 
 
 def dataset(classes=CLASSES, n=12, seed=0):
@@ -112,7 +106,7 @@ def test_coefficients_are_those_of_least_squares_with_a_number_for_each_word(cha
                     for x in (s, *y.T)]  # fmt: skip
             varies = np.array(rest[1:]) > 1e-9
             expected = np.where(varies, slopes * rest[1:] / rest[0], 0)
-            assert values.values[i, 0, head] == pytest.approx(expected, abs=1e-6)
+            near(values.values[i, 0, head], expected, atol=1e-6)
 
 
 def test_a_correlation_is_that_of_the_centred_values(chapter):

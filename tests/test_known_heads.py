@@ -2,18 +2,13 @@
 projections by hand."""
 
 import numpy as np
-import pytest
 import torch
 from conftest import VOCABULARY, of_two_classes, random_prompts
-from plain_hooks import put, run
+from independent import changed_at, log_softmax
 from reference import Reference
+from tolerances import near
 
 from benchmarks import known_heads as module
-
-
-def patched_logits(model, e, layer, head, vector):
-    """Logits of one prompt with a vector in place of a head's output at the last position."""
-    return run(model, e, put(model, [(layer, head)], {(layer, head): vector}))["logits"]
 
 
 def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
@@ -22,14 +17,14 @@ def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(mod
     # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     of_class = [[2, 4], [1, 3, 5]]
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
-        at = slice(head * model.d_head, (head + 1) * model.d_head)
-        rows = [run(model, e)["z"][layer][0, -1, at] for e in encoded]
+        rows = [Reference(model, e.ids).run.z[layer][head, -1] for e in encoded]
         mean = sum(sum(rows[j] for j in some) / len(some) for some in of_class) / 2
         prompt = shuffled[0]
-        plain = model.hf(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1)
-        put = patched_logits(model, prompt, layer, head, mean).softmax(-1)
-        expected = float((put - plain)[prompt.true_id])
-        assert result[0, layer, head] == pytest.approx(expected, abs=1e-10)
+        slow = Reference(model, prompt.ids)
+        put = changed_at([(layer, head)], lambda *_, mean=mean: mean, -1)
+        runs = slow.by_hand.run(prompt.ids, z=put), slow.run
+        after, before = (np.exp(log_softmax(run.logits)[prompt.true_id]) for run in runs)
+        near(result[0, layer, head], after - before, atol=1e-10)
 
 
 def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
@@ -41,9 +36,9 @@ def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
         for layer, head in ((0, 1), (1, model.n_heads - 1)):
             output = slow.head(layer, head)
             norm = float((rows.T @ torch.linalg.lstsq(rows.T, output[:, None]).solution).norm())
-            assert recognition[i, layer, head] == pytest.approx(norm, abs=1e-9)
+            near(recognition[i, layer, head], norm)
             difference = float(output @ rows[0] - output @ rows[1])
-            assert learning[i, layer, head] == pytest.approx(difference / norm, abs=1e-8)
+            near(learning[i, layer, head], difference / norm, atol=1e-8)
 
 
 def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
@@ -65,4 +60,4 @@ def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
     model.hf.set_attn_implementation(stock)
     for layer, weights in enumerate(attentions):
         expected = torch.stack([weights[:, :, at, at - 6] for at in range(7, 14)]).mean((0, 1))
-        np.testing.assert_allclose(result[layer], expected.numpy(), atol=1e-10)
+        near(result[layer], expected.numpy(), atol=1e-10)

@@ -4,15 +4,13 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
+from conftest import TINY, VOCABULARY, python, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, processors
 from towerlab.measure.pipeline import Pipeline
@@ -323,14 +321,14 @@ def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
 
 def test_a_precomputed_model_is_known_by_its_files_without_torch_and_its_weights_are_asked_for():
     code = (
-        "import sys; from towerlab.model import checkpoint, loading;"
+        "import sys, twotowers.book, towerlab.measure.pipeline;"
+        "from towerlab.model import checkpoint, loading;"
         "print(*map(checkpoint.fingerprint, ('mini-gpt2', 'smollm2-135m')));"
         "loading.check('smollm2-135m');"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    process = python(code)
+    assert process.returncode == 0, process.stderr
     assert process.stdout.split()[1] == "smollm2-135m@b179c9523d0e"
     not_loaded("smollm2-135m", "missing weights .*gguf_to_folder.py smollm2-135m .*that folder")
 

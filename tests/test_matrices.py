@@ -7,9 +7,9 @@ import zlib
 
 import numpy as np
 import pandas as pd
-import pytest
 import vl_convert
 from browser import PAGE, browser, needs_browser
+from tolerances import near
 from twotowers import colours, figures, matrices
 
 WORDS = ["dog", "cat", "one", "two", "three"]
@@ -52,15 +52,15 @@ def test_a_picture_has_the_sign_and_the_order_of_the_scores():
     inner = abs(SCORES) < np.quantile(abs(SCORES), 1 - matrices.CLIPPED)
     step = 255 / matrices.COLOUR_STEPS
     expected = 255 * SCORES / np.quantile(abs(SCORES), 1 - matrices.CLIPPED)
-    assert signed[inner] == pytest.approx(expected[inner], abs=0.51 * step + 1)
+    near(signed[inner], expected[inner], atol=0.51 * step + 1)
     assert (signed[~inner] == 255 * np.sign(SCORES[~inner])).all() and (~inner).any()
 
 
 def test_characters_hold_the_scores_and_need_no_escape():
     packed = matrices.pack(SCORES, WORDS, CLASSES)
     steps = [matrices.CHARACTERS.index(c) / matrices.SCORE_STEPS - 1 for c in packed["scores"]]
-    near = abs(SCORES).max() / matrices.SCORE_STEPS
-    assert packed["largest"] * np.reshape(steps, (5, 5)) == pytest.approx(SCORES, abs=0.51 * near)
+    step = abs(SCORES).max() / matrices.SCORE_STEPS
+    near(packed["largest"] * np.reshape(steps, (5, 5)), SCORES, atol=0.51 * step)
     assert json.dumps(matrices.CHARACTERS) == f'"{matrices.CHARACTERS}"'
     assert not {*matrices.CHARACTERS} & {*"<'\"\\"} and len(matrices.CHARACTERS) % 2
 
@@ -101,7 +101,7 @@ def test_the_pointer_reads_words_and_score_of_the_chosen_model(tmp_path):
         lines = line(0, 3)
         assert [text.split(" = ")[0] for text in lines] == ["S[dog, two]"] * 2
         numbers = [float(text.split(" = ")[1].split()[0].replace("−", "-")) for text in lines]
-        assert numbers == pytest.approx([SCORES[0, 3], -SCORES[0, 3]], abs=0.15)
+        near(numbers, [SCORES[0, 3], -SCORES[0, 3]], atol=0.15)
         page.locator("select").select_option("b")
         numbers = [text.split(" = ")[1].split()[0].replace("−", "-") for text in line(0, 3)]
-        assert float(numbers[0]) == pytest.approx(SCORES[3, 0], abs=0.15)
+        near(float(numbers[0]), SCORES[3, 0], atol=0.15)

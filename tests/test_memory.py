@@ -2,10 +2,10 @@
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
+from tolerances import near
 from towerlab.measure.observations import in_memory
 from towerlab_experiments.head_values import heads, increases
 
@@ -58,4 +58,4 @@ def test_results_are_the_same_in_small_memory(measure, kind, monkeypatch):
     again = measure(model, encoded)
     assert max(sizes) > 2
     for name in whole.data_vars:
-        np.testing.assert_allclose(whole[name], again[name], rtol=1e-5, atol=1e-6)
+        near(whole[name], again[name], rtol=1e-5, atol=1e-6)

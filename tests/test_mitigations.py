@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 from conftest import random_prompts
+from independent import changed_at, log_softmax
 from reference import Reference
+from tolerances import near
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab_experiments import mitigations as module
 from towerlab_experiments.mitigations import minority, remedied
@@ -42,54 +44,40 @@ def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):
     for i, heads in enumerate(SETS.values()):
         slow = Reference(model, encoded[0].ids)
         x = slow.resid_final + 0.5 * 2 * sum(slow.position(layer, head, 5) for layer, head in heads)
-        logits = model.hf.get_output_embeddings()(model.final_norm(x)).log_softmax(-1)
+        logits = log_softmax(slow.by_hand.logits(x.numpy()))
         at = result.sel(remedy="remedy").isel(head_set=i)
-        assert float(at["log_prob_true"][0]) == pytest.approx(
-            float(logits[encoded[0].true_id]), abs=1e-9
-        )
+        near(at["log_prob_true"][0], logits[encoded[0].true_id])
     assert (
         abs(result.sel(remedy="remedy") - result.sel(remedy="none"))["log_prob_true"].min() > 1e-4
     )
 
 
-def free_weights(model, slow, ids, layer, head):
-    """Weights of the last position from queries and keys made by the stock modules, without any
-    position."""
-    x = slow.normed[layer]
-    if model.architecture.positions == "learned":
-        embedded = model.hf.transformer.wpe.weight[: len(ids)]
-        norm = model.layers[layer].ln_1
-        scale = (slow.streams[layer].var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-        x = x - norm.weight * (embedded - embedded.mean(-1, keepdim=True)) / scale
-    query, key = (slow.query_key(layer, head, rows)[i] for i, rows in enumerate((x[-1], x)))
-    return (key @ query).softmax(-1)
+def free_weights(by_hand, run, layer):
+    """Weights of the last position by queries and keys without any position."""
+    read = run.read[layer]
+    if by_hand.kind == "gpt2":
+        places = by_hand.w["transformer.wpe.weight"][: len(read)]
+        places = places - places.mean(-1, keepdims=True)
+        weight = by_hand.w[f"transformer.h.{layer}.ln_1.weight"]
+        read = read - weight * places / by_hand.scale_of(run.resid[layer])
+    query, key, _ = by_hand.split(layer, read)
+    key = key.repeat(by_hand.heads // by_hand.kv_heads, 0)
+    scores = np.einsum("hd,hpd->hp", query[:, -1], key) * by_hand.score_scale()
+    return np.exp([*map(log_softmax, scores)])
 
 
 @pytest.mark.parametrize("share", [(0.5, 0.5), (0.0, 1.0)])
-def test_the_recency_shortcut_is_that_of_hooks_layer_by_layer(model, share, monkeypatch):
+def test_the_recency_shortcut_is_that_of_the_formulas(model, share, monkeypatch):
     monkeypatch.setattr(module, "SHARE", share)
     encoded = random_prompts(2, lengths=(14,))
-    result = measured(model, encoded).sel(remedy="remedy")
+    result = measured(model, encoded).sel(remedy="remedy", head_set="some")
     for i, e in enumerate(encoded):
-        handles, added = [], []
-        # the second layer is read in the model whose first layer is changed
-        for layer, head in SETS["some"]:
-            slow = Reference(model, e.ids, added)
-            hidden = model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states
-            slow.streams = [h[0] for h in hidden]
-            free = free_weights(model, slow, e.ids, layer, head)
-            shortcut = sum(w * slow.value_output(layer, head, p) for p, w in enumerate(free))
-            delta = (share[0] - 1) * slow.head(layer, head) + share[1] * shortcut
-            added.append((layer, delta))
+        by_hand = Reference(model, e.ids).by_hand
 
-            def hook(_, args, output, delta=delta):
-                output = output.clone()
-                output[:, -1] += delta
-                return output
+        def shortcut(layer, weights, run, by_hand=by_hand):
+            free = free_weights(by_hand, run, layer)
+            mixed = share[0] * weights[:, -1] + share[1] * free
+            return changed_at(SETS["some"], lambda _, head: mixed[head], -1)(layer, weights)
 
-            handles.append(model.part(layer, "attention_out").register_forward_hook(hook))
-        expected = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)[e.true_id]
-        for handle in handles:
-            handle.remove()
-        at = result.sel(head_set="some").isel(prompt=i)
-        assert float(at["log_prob_true"]) == pytest.approx(float(expected), abs=1e-9)
+        expected = log_softmax(by_hand.run(e.ids, weights=shortcut).logits)[e.true_id]
+        near(result["log_prob_true"][i], expected)

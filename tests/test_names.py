@@ -15,6 +15,8 @@ from twotowers.measurements import Measurements
 from twotowers.names import is_local, slug
 from twotowers.settings import Settings
 
+OPTIONS = ["--selection-blocks", "2", "--k", "1", "--separator", "space"]
+
 
 def other_model(folder: Path) -> Path:
     """A copy of the included model with one byte of its card's own, so another fingerprint."""
@@ -60,10 +62,9 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     """Neither takes the other's place (F3)."""
     a, b = other_model(tmp_path / "a/final"), tmp_path / "b/final"
     shutil.copytree(ROOT / "data/models/mini-gpt2", b)
-    options = ["--selection-blocks", "2", "--k", "1", "--separator", "space"]
     for folder in (a, b):
         out = ["--out", str(tmp_path), "--model", str(folder)]
-        assert cli.main(["measure", "templates", *out, *options]) == 0
+        assert cli.main(["measure", "templates", *out, *OPTIONS]) == 0
     names = {path.parents[1].name: path for path in tmp_path.rglob("templates.nc")}
     found = {name: files.load(path).attrs["fingerprint"] for name, path in names.items()}
     assert found == {of.name: of.fingerprint for of in (run(a, tmp_path), run(b, tmp_path))}
@@ -117,14 +118,13 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["gpt2-large", "owner/model"])
 def test_a_precomputed_hugging_face_id_can_be_measured_on(name, home, tmp_path, capsys):
     """After an interruption, with another seed, by its folder in data/measurements."""
-    options = ["--selection-blocks", "2", "--k", "1", "--separator", "space"]
     (home / "data/measurements" / slug(name)).mkdir()  # empty
     for measurement in ("templates", "selection", "selection"):
-        assert cli.main(["precompute", name, measurement, *options]) == 0, capsys.readouterr().err
+        assert cli.main(["precompute", name, measurement, *OPTIONS]) == 0, capsys.readouterr().err
     assert [*files.precomputed_models()] == [slug(name)]
     for known in (name, slug(name)):
         out = ["--model", known, "--seed", "1", "--out", str(tmp_path / "out")]
-        assert cli.main(["measure", "templates", *out, *options]) == 0, capsys.readouterr().err
+        assert cli.main(["measure", "templates", *out, *OPTIONS]) == 0, capsys.readouterr().err
         assert Measurements(Settings(model=known)).model == slug(name)
     written = tmp_path.glob(f"out/{slug(name)}/*/templates.nc")
     assert {files.load(path).attrs["fingerprint"].partition("@")[0] for path in written} == {name}
@@ -132,8 +132,7 @@ def test_a_precomputed_hugging_face_id_can_be_measured_on(name, home, tmp_path, 
 
 def test_a_precomputed_folder_asks_for_its_folder(home, tmp_path, capsys):
     folder = other_model(tmp_path / "final")
-    options = ["--selection-blocks", "2", "--k", "1", "--separator", "space"]
-    assert cli.main(["precompute", str(folder), "templates", *options]) == 0
+    assert cli.main(["precompute", str(folder), "templates", *OPTIONS]) == 0
     (name,) = files.precomputed_models()
     assert name.startswith("final--")
     refused("missing weights of .*; give its folder, .* 'final'", checkpoint.find_folder, name)

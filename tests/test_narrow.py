@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from tolerances import near
 from towerlab.model.capture import answer, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, edited_answers
 from towerlab.model.last_position import LastPosition
@@ -29,7 +30,7 @@ def test_logits_of_a_narrow_model_are_those_of_its_last_residual_and_do_not_tie(
     model, batch = tiny(kind, dtype), random_prompts(20, lengths=(14,))
     run = capture(model, batch)
     expected = unembedded(model, run.resid_final)
-    torch.testing.assert_close(run.logits.double(), expected, rtol=0, atol=1e-5)
+    near(run.logits.double(), expected, atol=1e-5)
     assert (run.own_logits.double() - expected).abs().max() > 1e-4
     ties = [sum(len(row) - len(row.unique()) for row in x) for x in (run.own_logits, run.logits)]
     assert ties[1] == 0  # float16 is so fine that ties are a matter of chance
@@ -44,11 +45,9 @@ def test_logits_of_a_narrow_model_are_those_of_its_last_residual_and_do_not_tie(
         (last.plain_answer(), of_rows),
     ):
         assert torch.equal(result[0], reference[0])
-        torch.testing.assert_close(result[1], reference[1], rtol=0, atol=1e-5)
+        near(result[1], reference[1], atol=1e-5)
     difference = (of_rows[1][:, 0] - of_rows[1][:, 1])[None]
-    torch.testing.assert_close(
-        logit_differences(model, final, batch), difference, rtol=0, atol=1e-5
-    )
+    near(logit_differences(model, final, batch), difference, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -94,26 +94,6 @@ def home():
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(
-    ("width", "mode"), [pytest.param(1280, "light", marks=pytest.mark.nightly), (390, "dark")]
-)
-def test_pages_show_everything_without_a_network(width, mode, home, request):
-    """Rules of accessibility take most of the time: on a push half of the pages meet them in each
-    mode."""
-    wrong, nightly = [], request.config.getoption("--nightly")
-    names = [path.relative_to(HTML).as_posix() for path in sorted(HTML.glob(PAGES))]
-    with browser(home, width, 844, color_scheme=mode) as page:
-        for i, name in enumerate(names):
-            page.goto(home + name)
-            with contextlib.suppress(Exception):  # what is not drawn by then is named below
-                page.wait_for_function(DRAWN, timeout=20_000)
-            rules = broken_rules(page) if nightly or i % 2 == (mode == "dark") else []
-            wrong += [f"{name}: {line}" for line in [*page.evaluate(LOOK), *rules]]
-    assert not wrong, "\n".join(wrong)
-
-
-@needs_browser
-@needs_book
 @pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
 def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home):
     with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
@@ -132,29 +112,6 @@ def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home)
     ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
     assert re.search(r"\d+ of \d+ tests that agree", fragment)
-
-
-TOO_TALL = """() => {
-  const captions = [...document.querySelectorAll('.caption')];
-  return [...document.querySelectorAll('div.chart[data-name^="fig-"]')].flatMap(chart => {
-    const follows = c => chart.compareDocumentPosition(c) & Node.DOCUMENT_POSITION_FOLLOWING;
-    const below = captions.find(follows);
-    const height = below.getBoundingClientRect().bottom - chart.getBoundingClientRect().top;
-    return height > 700 ? [`${chart.dataset.name}: ${Math.round(height)} pixels`] : [];
-  });
-}"""
-
-
-@needs_browser
-@needs_book
-def test_a_figure_fits_one_screen_with_its_legend_axes_and_caption(home):
-    wrong = []
-    with browser(home, 1400, 1000) as page:
-        for path in sorted((HTML / "book").glob("[01]*.html")):
-            page.goto(f"{home}book/{path.name}")
-            page.wait_for_function(DRAWN, timeout=20_000)
-            wrong += [f"{path.stem}, {line}" for line in page.evaluate(TOO_TALL)]
-    assert not wrong, "\n".join(wrong)
 
 
 @needs_browser
@@ -430,6 +387,15 @@ def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
         page.wait_for_function("box => !box.classList.contains('goes-on')", arg=box)
 
 
+TOO_TALL = """() => {
+  const captions = [...document.querySelectorAll('.caption')];
+  return [...document.querySelectorAll('div.chart[data-name^="fig-"]')].flatMap(chart => {
+    const follows = c => chart.compareDocumentPosition(c) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const below = captions.find(follows);
+    const height = below.getBoundingClientRect().bottom - chart.getBoundingClientRect().top;
+    return height > 700 ? [`${chart.dataset.name}: ${Math.round(height)} pixels`] : [];
+  });
+}"""
 DRAWN_COLOURS = """() => {
   const colour = (part) => {
     const { fill, stroke, fillOpacity } = getComputedStyle(part);
@@ -461,11 +427,8 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(map(str, bytes.fromhex(colour[1:])))})"
 
 
-@needs_browser
-@needs_book
-@pytest.mark.parametrize("mode", [pytest.param("light", marks=pytest.mark.nightly), "dark"])
-def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mode, home):
-    """Colours are read from what the browser draws."""
+def check_colours(seen, mode):
+    """`seen`: what is drawn -> its colours -> a page. All pages have one colour for each."""
     of_verdicts = {pages.verdict_class(v): c for v, c in colours.VERDICT_COLOURS.items()}
     meant = {name: colours.COLOURS[name] for name in MEANT} | of_verdicts
     if mode == "dark":
@@ -473,15 +436,6 @@ def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mo
     undecided = colours.ON_DARK[colours.INK] if mode == "dark" else colours.INK
     meant["undecided"] = undecided
     meant |= {f"badge {name}": colour for name, colour in of_verdicts.items()}
-    seen = {}
-    with browser(home, 1280, 800, color_scheme=mode) as page:
-        for path in sorted((HTML / "book").glob("*.html")):
-            page.goto(f"{home}book/{path.name}")
-            page.wait_for_function(DRAWN, timeout=20_000)
-            if path.stem == "heads":
-                page.wait_for_selector("#heads.ready .heads-bar.right")
-            for name, colour in page.evaluate(DRAWN_COLOURS):
-                seen.setdefault(name, {}).setdefault(colour, path.stem)
     drawn = meant.keys() & seen.keys()
     wrong = {name: seen[name] for name in drawn if {*seen[name]} != {rgb(meant[name])}}
     assert not wrong and {*MEANT[:2], "random heads", "undecided", "holds", "badge agrees"} <= {
@@ -490,6 +444,44 @@ def test_labels_verdicts_models_and_random_heads_have_one_colour_on_all_pages(mo
     models = {name: {*seen[name]} for name in tables.shown_names().values() if name in seen}
     assert all(len(drawn) == 1 for drawn in models.values()), models
     assert not set.union(*models.values()) & {*map(rgb, meant.values())}
+
+
+WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+MARK = "for (const svg of document.querySelectorAll('svg.marks')) svg.classList.add('of-before')"
+DRAWN_AGAIN = f"() => !document.querySelector('.of-before') && ({DRAWN})()"
+
+
+@needs_browser
+@needs_book
+@pytest.mark.parametrize("mode", [pytest.param("light", marks=pytest.mark.nightly), "dark"])
+def test_pages_show_everything_on_a_wide_screen_and_on_a_phone(mode, home, request):
+    """Without a network. Rules of accessibility take most of the time: on a push half of the pages
+    meet them. Colours are read from what the browser draws."""
+    wrong, seen, nightly = [], {}, request.config.getoption("--nightly")
+
+    def look(name, is_drawn):
+        with contextlib.suppress(Exception):  # what is not drawn by then is named below
+            page.wait_for_function(is_drawn, timeout=20_000)
+        wrong.extend(f"{name}: {line}" for line in page.evaluate(LOOK))
+
+    with browser(home, color_scheme=mode) as page:
+        for i, path in enumerate(sorted(HTML.glob(PAGES))):
+            page.set_viewport_size(WIDE)
+            page.goto(home + path.relative_to(HTML).as_posix())
+            look(path.stem, DRAWN)
+            if path.stem[0].isdigit():
+                wrong += [f"{path.stem}: {line}" for line in page.evaluate(TOO_TALL)]
+            if path.stem == "heads":
+                page.wait_for_selector("#heads.ready .heads-bar.right")
+            for name, colour in page.evaluate(DRAWN_COLOURS):
+                seen.setdefault(name, {}).setdefault(colour, path.stem)
+            page.evaluate(MARK)
+            page.set_viewport_size(PHONE)
+            look(path.stem, DRAWN_AGAIN)
+            if nightly or i % 2:
+                wrong += [f"{path.stem}: {line}" for line in broken_rules(page)]
+    assert not wrong, "\n".join(wrong)
+    check_colours(seen, mode)
 
 
 def test_a_colour_of_labels_models_or_verdicts_means_nothing_else():

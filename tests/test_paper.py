@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from conftest import shared_tiny
 from reference import Reference, log_prob
-from tolerances import FLOAT64
+from tolerances import near
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.model.capture import answer
 from towerlab.model.token_text import Lexicon
@@ -127,9 +127,7 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
     assert list(data["word_set"].values) == list(SETS)
     reads = label_reads(model, encoded, [*map(Head.parse, data["selected_head"].values)])
     for name in ("own_rank", "attention", "ov_logit_difference"):
-        np.testing.assert_allclose(
-            data[name].transpose("prompt", "selected_head", "demonstration"), reads[name], **FLOAT64
-        )
+        near(data[name].transpose("prompt", "selected_head", "demonstration"), reads[name])
     # the lists: sorted by hand, and a partner of the same layer that is no in-context head
     for name in SETS:
         mean = (
@@ -153,11 +151,11 @@ def test_attention_of_all_heads_is_that_of_the_prompts_as_they_are(words, float6
     means = means_of_sets(data)
     for name in SUMS:
         as_it_is = changed[name].sel(condition="as it is", drop=True)
-        np.testing.assert_allclose(data[name].transpose(*as_it_is.dims), as_it_is, **FLOAT64)
+        near(data[name].transpose(*as_it_is.dims), as_it_is)
         mean = means[f"mean_{name}"]
         assert mean["word_set"].values.tolist() == ["b/a", "a/b"]
         by_hand = as_it_is.values[:2].mean(0)
-        np.testing.assert_allclose(mean.sel(word_set="b/a"), by_hand, **FLOAT64)
+        near(mean.sel(word_set="b/a"), by_hand)
 
 
 def test_sums_of_prompts_are_kept_of_some_heads(words):
@@ -186,20 +184,18 @@ def test_what_changes_a_prompt_is_measured_for_the_figures_that_show_it(suite, t
         prompt = CHANGES[change](paper_prompts(sets[1], n, texts=texts.get(sets[1]))[1])
         (_, log_prob) = answer(run.model, run.design.encode([prompt]))
         nats = balance["logit_difference"].sel(change=change)[n_changed + 1]
-        assert float(nats) == pytest.approx(float(log_prob[0, 0] - log_prob[0, 1]), abs=2e-3)
+        near(nats, log_prob[0, 0] - log_prob[0, 1], atol=2e-3)
     exchanges = run.measured("paper_exchanges")
     assert tuple(exchanges["word_set"].values) == listed
     as_it_is = exchanges.sel(change="as it is")
     for name in (f"mean_{name}" for name in SUMS):
-        np.testing.assert_allclose(
-            paper[name], as_it_is[name].transpose(*paper[name].dims), rtol=3e-3, atol=1e-4
-        )
+        near(paper[name], as_it_is[name].transpose(*paper[name].dims), rtol=3e-3, atol=1e-4)
     if suite == "words":
         queries, changes = run.measured("paper_queries"), run.measured("paper_changes")
         assert {*queries["class_pair"].values} == {*WORD_SETS}
         assert {*changes["class_pair"].values} == {CASE.dataset} and len(changes["change"]) == 7
         for data in (queries, changes):
-            np.testing.assert_allclose(
+            near(
                 data["attention_true"].sel(change="as it is").isel(prompt=slice(n)),
                 as_it_is["attention_true"].isel(prompt=slice(n)),
                 rtol=3e-3,
@@ -231,13 +227,11 @@ def test_the_case_by_hand(model, words, monkeypatch):
                     )
                     for v in (weight * value, 0)
                 )
-                assert float(
-                    array.sel(selected_head=name).isel(demonstration=number)
-                ) == pytest.approx(float(with_it - without), abs=1e-9)
-    np.testing.assert_allclose(data["swept_increase"].isel(weight=0), 0, **FLOAT64)
+                near(array.sel(selected_head=name).isel(demonstration=number), with_it - without)
+    near(data["swept_increase"].isel(weight=0), 0)
     several = label_increases(model, [encoded, encoded], heads)
     for name in ("attention", "label_increase"):
-        np.testing.assert_allclose(several[name][1], data[name], **FLOAT64)
+        near(several[name][1], data[name])
 
 
 def test_models_of_odd_sizes_have_lists():

@@ -17,20 +17,19 @@ from twotowers.paper_results import BALANCED, LABELS, Result, Solved
 
 NEAR_IS_TRUE = [True, True, False, False]  # in BALANCED
 FOO_IS_TRUE = [True, False, True, False]
+KINDS = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}
 
 
 def attention_of(kind):
     """Attention on true and on false labels in each version, over (label, change, head)."""
-    prefers_true = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}[kind]
-    true = np.where(prefers_true, 0.6, 0.1)
+    true = np.where(KINDS[kind], 0.6, 0.1)
     values = np.repeat(np.stack([true, 0.7 - true])[..., None], 5, axis=-1)
     heads = [f"1-{i}" for i in range(5)]
     return xr.DataArray(values, {"label": LABELS, "change": BALANCED, "selected_head": heads})
 
 
 def answers_of(kind):
-    prefers_true = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}[kind]
-    nats = np.where(prefers_true, 1.0, -1.0)[:, None] * np.ones(20)
+    nats = np.where(KINDS[kind], 1.0, -1.0)[:, None] * np.ones(20)
     return xr.Dataset({"logit_difference": (("change", "prompt"), nats)}, {"change": BALANCED})
 
 
@@ -39,22 +38,14 @@ def share_of_twice(attention):
     return (true >= 2 * false).mean("selected_head")
 
 
-@pytest.mark.parametrize(
-    "kind, task, mark, content",
-    [
-        ("compares", claims.AGREES, "", 1),
-        ("position", claims.DISAGREES, claims.BY_POSITION, 0),
-        ("word", claims.DISAGREES, claims.BY_WORD, 0),
-    ],
-)
-def test_only_a_model_that_compares_solves_the_task_and_keeps_its_difference(
-    kind, task, mark, content
-):
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_model_that_compares_solves_the_task_and_keeps_its_difference(kind):
     results, attention = claims.paper_results(), attention_of(kind)
-    found = paper_results.compare_task(answers_of(kind))
-    assert paper_results.judge(results["word prompts"], found)["verdict"] == task
-    assert paper_results.task_mark(answers_of(kind)) == mark
-    assert np.isclose(paper_results.content_share(attention), content)
+    verdict = paper_results.judge(
+        results["word prompts"], paper_results.compare_task(answers_of(kind))
+    )
+    assert verdict["verdict"] == (AGREES if kind == "compares" else DISAGREES)
+    assert np.isclose(paper_results.content_share(attention), kind == "compares")
     # In the paper's order all three earn figure 6; in the mean over all versions only one does.
     figure_6 = results["figure 6"]
     assert figure_6.judge(float(share_of_twice(attention.sel(change="as it is")))) == claims.AGREES
@@ -62,17 +53,6 @@ def test_only_a_model_that_compares_solves_the_task_and_keeps_its_difference(
     assert (figure_6.judge(balanced) == claims.AGREES) == (kind == "compares")
 
 
-@pytest.mark.parametrize("kind, fall", [("compares", 0), ("position", 5 / 6), ("word", 0)])
-def test_with_true_labels_first_attention_by_position_falls_most(kind, fall):
-    """So figure 9 has no verdict."""
-    true = attention_of(kind).sel(label="true label").sum("selected_head")
-    found = 1 - true.sel(change="true first") / true.sel(change="as it is")
-    assert np.isclose(found, fall)
-    result = claims.paper_results()["figure 9"]
-    assert result.judge(float(found)) == claims.NOT_JUDGED and result.no_verdict
-
-
-KINDS = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}
 IS_TRUE = np.array([[False, False, True, True]] * 2 + [[True, True, False, False]] * 2)
 """True labels of the four prompts of a block: nearest in the first two"""
 LISTED = [Head(1, i) for i in range(5)]

@@ -7,7 +7,7 @@ import pytest
 import tiny_blocks
 from conftest import refused, sources
 from reference import Reference
-from tolerances import FLOAT64
+from tolerances import near
 from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
 from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
@@ -32,12 +32,10 @@ def test_numbers_equal_those_of_the_measurements(model):
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
-            assert np.log(table.loc[label, when]) == pytest.approx(
-                float(answers[name].sel(head_set=which)), abs=1e-9
-            )
+            near(np.log(table.loc[label, when]), answers[name].sel(head_set=which))
     weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ZEROED], 0)
     # kept in float32
-    assert effect.attention["before"].to_numpy() == pytest.approx(weights, abs=1e-6)
+    near(effect.attention["before"].to_numpy(), weights, atol=1e-6)
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
@@ -46,13 +44,13 @@ def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_nor
     for row in effect.heads.itertuples():
         bs = unembed.bs_values(slow.head(row.layer, row.head), model.unembedding, slow.scale)
         difference = bs[encoded.label_ids["foo"]] - bs[encoded.label_ids["bar"]]
-        assert row.before == pytest.approx(float(difference), abs=1e-9)
+        near(row.before, difference)
         assert row.after == 0 or (row.layer, row.head) not in ZEROED
 
 
 def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
     effect = zeroing_effect(model, CASE)
-    np.testing.assert_allclose(effect.heads["before"], effect.heads["after"], **FLOAT64)
+    near(effect.heads["before"], effect.heads["after"])
     refused("unknown head '9-9'", zeroing_effect, model, CASE, [Head(9, 9)])
     refused("one label 'foo': expected two", zeroing_effect, model, replace(CASE, labels=["foo"]))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from browser import browser, needs_browser, playground_page
-from tolerances import LOGITS
+from tolerances import LOGITS, near
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.model.capture import capture
@@ -66,12 +66,6 @@ def random_prompts(tokenizer, n: int) -> list[Prompt]:
     return out
 
 
-def close(ours, theirs) -> None:
-    torch.testing.assert_close(
-        torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS
-    )
-
-
 def test_the_engine_equals_pytorch_on_random_prompts(address):
     model = load("mini-gpt2")
     prompts = random_prompts(model.tokenizer, 30)
@@ -89,17 +83,21 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
         assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
         plain, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
-        close(result["logits"], plain.logits[0])
-        close(result["again"], plain.logits[0])
-        close(result["weights"], plain.weights[:, 0].flatten(1))
-        close(result["differences"], head_logit_differences(plain, model).flatten())
+        near(result["logits"], plain.logits[0], atol=LOGITS)
+        near(result["again"], plain.logits[0], atol=LOGITS)
+        near(result["weights"], plain.weights[:, 0].flatten(1), atol=LOGITS)
+        near(result["differences"], head_logit_differences(plain, model).flatten(), atol=LOGITS)
         scale = model.unembedding.norm.scale(plain.resid_final)
         parts = plain.resid_pre, plain.z, plain.ffn_output
-        close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
+        near(
+            result["up"],
+            increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten(),
+            atol=LOGITS,
+        )
         halved = Edit([(2, 3)], lambda _, head, state: -0.5 * state.z[:, head], everywhere([e]))
         given = patch_z([(3, 1)], {3: source.z[3]})
         with edited(model, zero_ablate([(1, 2)], everywhere([e])), halved, given):
-            close(result["edited"], capture(model, [e]).logits[0])
+            near(result["edited"], capture(model, [e]).logits[0], atol=LOGITS)
 
 
 def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
@@ -111,4 +109,4 @@ def test_the_query_is_moved_along_the_direction_of_chapter_11(address):
     expected = class_directions(run.model, selection)["query"].sel(class_pair="sentiment/number")
     with browser(address) as page:  # from the second class to the first
         result = page.evaluate(DIRECTION, [["number", "sentiment"], "3-1"])
-    close(result, torch.tensor(expected.values[3, 1]))
+    near(result, torch.tensor(expected.values[3, 1]), atol=LOGITS)

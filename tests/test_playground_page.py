@@ -6,8 +6,8 @@ import os
 import re
 
 import numpy as np
-import pytest
 from browser import HEADS, PAGE, browser, fields, needs_browser, refuses, text
+from tolerances import near
 from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero_ablate
@@ -42,18 +42,16 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
         )
         page.get_by_label("over all words").check()
         label = page.get_attribute('[data-head="3-1"]', "aria-label")
-        assert nats_in(label) == pytest.approx(float(increase[0, 3, 1]), abs=6e-4)
+        near(nats_in(label), increase[0, 3, 1], atol=6e-4)
         page.get_by_role("button", name="zero").click()  # all heads with arcs
         assert " → ".join(shares) in text(page, "answer")
         assert "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
     nats = {re.search(r"head (\S+?),", label)[1]: nats_in(label) for label in cells}
     for (layer, head), value in np.ndenumerate(head_logit_differences(plain, model).numpy()):
-        assert nats[f"{layer}-{head}"] == pytest.approx(value, abs=6e-4)
+        near(nats[f"{layer}-{head}"], value, atol=6e-4)
     for name in HEADS:
         weights = plain.weights[:, 0][Head.parse(name)][list(e.label_positions)].tolist()
-        assert [float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])] == pytest.approx(
-            weights, abs=0.0051
-        )
+        near([float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])], weights, atol=0.0051)
 
 
 def test_scenes_are_guessed_first_and_say_what_the_model_does(address):

@@ -4,7 +4,7 @@ follow their sum."""
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import sources
+from chapter_runs import functions_of
 from twotowers import evidence
 from twotowers.claims import claims
 
@@ -13,17 +13,7 @@ COEFFICIENTS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 @pytest.fixture(scope="module")
 def chapter():
-    """The functions of the chapter's analysis, as its cells define them."""
-    names = {"chapter": None}
-    for source in sources("11-two-towers-moved"):
-        if "import xarray" in source:
-            exec("\n".join(line for line in source.splitlines() if "import" in line), names)
-        elif any(
-            f"def {name}(" in source
-            for name in ("centred", "on_axis", "rising", "predicted", "r_squared")
-        ):
-            exec(source, names)
-    return names
+    return functions_of("11-two-towers-moved")
 
 
 def planted(chapter, axis, noise=0.5, n=160):

@@ -1,9 +1,6 @@
 """Recipes: the factorial design, directions of other labels, what more evaluation blocks leave as
 it is, and what each reads."""
 
-import signal
-import subprocess
-import sys
 from functools import cached_property
 
 import numpy as np
@@ -215,8 +212,8 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
-    """Only the part that was under way is made again; the file is the same as without an
-    interruption, with nothing beside it."""
+    """Only the part that was under way is made again, and one that is cut off; the file is the same
+    as without an interruption, with nothing beside it."""
     monkeypatch.setattr(Pipeline, "part_size", lambda run, name: size)
     size, blocks, measure = 4, [], head_values.heads
 
@@ -241,11 +238,13 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         broken.measured("heads")
     assert not broken.path("heads").is_file() and blocks == [0, 1]
+    first, _ = sorted(broken.path("heads").parent.glob(".heads.*.part"))
+    first.write_bytes(first.read_bytes()[:200])
     stop_after = None
     xr.testing.assert_identical(
         *(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight))
     )
-    assert blocks == [0, 1, 2, 3]
+    assert blocks == [0, 1, 0, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
     blocks.clear()
     stop_after = [0, 1]
@@ -254,45 +253,4 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     stop_after, size = None, 8  # parts of another size are made anew
     xr.testing.assert_allclose(
         elsewhere.measured("heads"), straight.measured("heads"), rtol=2e-3, atol=1e-4
-    )
-
-
-SAVES = """
-import os, signal, sys, xarray
-from towerlab.measure.pipeline import Pipeline
-from twotowers.settings import Settings
-saved, write = [], xarray.Dataset.to_netcdf
-def dies(data, path, **options):
-    write(data, path, **options)
-    saved.append(path)
-    if len(saved) == 4:  # templates, two parts, and the third
-        with open(path, "r+b") as file:
-            file.truncate(200)
-        os.kill(os.getpid(), signal.SIGKILL)
-xarray.Dataset.to_netcdf = dies
-Pipeline.part_size = lambda self, name: 4
-Pipeline(Settings.from_values(dict(word.split("=", 1) for word in sys.argv[1:]))).measured("heads")
-"""
-
-
-def test_a_process_that_is_killed_while_it_saves_leaves_nothing_in_the_way(tmp_path, monkeypatch):
-    """`kill -9` while a file is written, then the same command: also where a part is cut off."""
-    monkeypatch.setattr(Pipeline, "part_size", lambda run, name: 4)
-    of = dict(
-        evaluation_blocks=4, selection_blocks=1, k=1, separator="space", label_pairs="foo/bar"
-    )
-    words = [f"{name}={value}" for name, value in {**of, "out": tmp_path / "killed"}.items()]
-    code = subprocess.run([sys.executable, "-c", SAVES, *words], cwd=tmp_path).returncode
-    assert code == -signal.SIGKILL
-    killed, straight = (
-        Pipeline(Settings.from_values({**of, "out": str(tmp_path / name)}))
-        for name in ("killed", "straight")
-    )
-    folder = killed.path("heads").parent
-    assert [*folder.glob(".*.scratch")] and not [*folder.glob("*.nc")]
-    parts = sorted(folder.glob(".heads.*.part"))
-    assert len(parts) == 2
-    parts[0].write_bytes(parts[0].read_bytes()[:200])
-    xr.testing.assert_identical(
-        *(run.measured("heads").drop_attrs(deep=False) for run in (killed, straight))
     )

@@ -9,7 +9,8 @@ import pytest
 import tiny_blocks
 import xarray as xr
 from conftest import refused, tiny
-from independent import Formulas
+from independent import Formulas, changed_at, lead
+from tolerances import ROTATED, near
 from towerlab_experiments.similar_flips import (
     class_similarities,
     quad_prompts,
@@ -19,7 +20,6 @@ from towerlab_experiments.similar_flips import (
 )
 from twotowers.heads import Head
 
-NEAR = dict(rtol=2e-6, atol=2e-6)
 DESIGN = tiny_blocks.design(k=3)
 
 
@@ -27,9 +27,9 @@ def prompts(block=0, quad=(0, 1, 2, 3)):
     return quad_prompts(DESIGN, "a/b", "a", tiny_blocks.TEXTS, quad, "foo/bar", block)
 
 
-def contrast(values, first, second, near, far):
-    own = values[first, near] + values[second, far]
-    return own - values[first, far] - values[second, near]
+def contrast(values, first, second, like, far):
+    own = values[first, like] + values[second, far]
+    return own - values[first, far] - values[second, like]
 
 
 def test_a_quad_has_the_largest_contrast_that_ranks_and_tokens_allow():
@@ -47,7 +47,7 @@ def test_a_quad_has_the_largest_contrast_that_ranks_and_tokens_allow():
         best = max((contrast(similarity, *quad) for quad in allowed), default=0)
         quads = quads_of(similarity, tokens, 2)
         assert len(quads) == (best > 0) and quads[0] in allowed  # no four other words are left
-        np.testing.assert_allclose(contrast(similarity, *quads[0]), best)
+        near(contrast(similarity, *quads[0]), best)
     twice = quads_of(rng.normal(size=(12, 12)), np.ones(12), 3)
     assert len({word for quad in twice for word in quad}) == 4 * len(twice) == 12
 
@@ -78,24 +78,15 @@ def test_a_common_query_is_the_mean_of_both(kind, float64, small_batches):
     data, by_hand = similar_flips(model, encoded, sets), Formulas(model.hf)
     runs = [by_hand.run(e.ids) for e in encoded]
     for i, e in enumerate(encoded):
-        true, other = e.label_pair_ids
         got, run, partner = data.isel(prompt=i), runs[i], runs[i ^ 1]
-        np.testing.assert_allclose(
-            got.base_logit_difference, run.logits[true] - run.logits[other], **NEAR
-        )
+        near(got.base_logit_difference, lead(run.logits, e), **ROTATED)
         name = list(sets)[i % 2]
 
-        def common(layer, queries, name=name, run=run, partner=partner):
-            queries = queries.copy()
-            for at, head in sets[name]:
-                if at == layer:
-                    both = run.q[layer][head, -1], partner.q[layer][head, -1]
-                    queries[head, -1] = np.mean(both, 0)
-            return queries
+        def common(layer, head, run=run, partner=partner):
+            return (run.q[layer][head, -1] + partner.q[layer][head, -1]) / 2
 
-        changed = by_hand.run(e.ids, q=common)
-        expected = changed.logits[true] - changed.logits[other]
-        np.testing.assert_allclose(got.logit_difference.sel(head_set=name), expected, **NEAR)
+        changed = by_hand.run(e.ids, q=changed_at(sets[name], common, -1))
+        near(got.logit_difference.sel(head_set=name), lead(changed.logits, e), **ROTATED)
         words = ("a0", "a2"), ("a1", "a3"), ("a5", "a3"), ("a4", "a2")
         is_near = (got["query"].item(), got["flipped_text"].item()) in words
         assert got["flipped"] == ("near" if is_near else "far")
@@ -125,16 +116,16 @@ def test_quads_are_chosen_by_the_mean_score_of_the_heads():
     data = towers()
     of_classes = class_similarities(data, [Head(0, 0), Head(0, 1)])
     step = data.within_class.values[0, 0] * 0.5 / 2
-    np.testing.assert_allclose(of_classes["a"][0, 1:], step[:5])
-    np.testing.assert_allclose(of_classes["b"][4, 5], step[-1])
-    np.testing.assert_allclose(of_classes["b"], of_classes["b"].T)
+    near(of_classes["a"][0, 1:], step[:5])
+    near(of_classes["b"][4, 5], step[-1])
+    near(of_classes["b"], of_classes["b"].T)
     encoded = quads_of_classes(DESIGN, data, [Head(0, 0)])
     assert len(encoded) == 16 and [e.prompt.query_class for e in encoded] == [*"a" * 8, *"b" * 8]
-    first, second, near, _ = quads_of(of_classes["a"], np.ones(6), 1)[0]
+    first, second, like, _ = quads_of(of_classes["a"], np.ones(6), 1)[0]
     texts = tiny_blocks.TEXTS["a"]
     assert [e.prompt.query for e in encoded[:2]] == [texts[first], texts[second]]
     flipped = [
         d.text for d in encoded[0].prompt.demonstrations if d.label == "bar" and d.cls == "a"
     ]
-    assert flipped == [texts[near]]
+    assert flipped == [texts[like]]
     refused("no class has two words", quads_of_classes, DESIGN, data, [Head(0, 1)])

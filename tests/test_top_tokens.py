@@ -33,15 +33,12 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
     encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
     result = top_tokens(model, encoded, heads)
     slow = [Reference(model, e.ids) for e in encoded]
-    runs = [
-        model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded
-    ]
     plain = [capture(model, [e], {"streams"}) for e in encoded]
     for j, (layer, head) in enumerate(heads):
         for place, position in enumerate(encoded[0].label_positions):
             vectors = {
                 "value": [s.value_output(layer, head, position) for s in slow],
-                "key": [hidden[layer][0, position] for hidden in runs],
+                "key": [torch.from_numpy(s.run.resid[layer][position]) for s in slow],
                 "key, attention only": [
                     s.stream_attention[:layer, 0, position].sum(0) for s in plain
                 ],

@@ -1,10 +1,10 @@
 """Both towers moved over a grid: what is moved, and what is refused. The numbers are in
 test_independent."""
 
-import numpy as np
 import tiny_blocks
 from conftest import tiny
 from test_head_selection import heads
+from tolerances import near
 from towerlab_experiments.tower_grid import (
     class_directions,
     random_directions,
@@ -20,9 +20,7 @@ def test_each_set_has_its_own_heads_and_directions(float64):
     both = tower_grid(model, encoded, {"a": ([(0, 1)], first), "b": ([(1, 0)], second)}, (0.0, 1.0))
     for name, of in (("a", ([(0, 1)], first)), ("b", ([(1, 0)], second))):
         alone = tower_grid(model, encoded, {name: of}, (0.0, 1.0))["logit_difference"]
-        np.testing.assert_allclose(
-            both["logit_difference"].sel(head_set=[name]), alone, rtol=0, atol=1e-12
-        )
+        near(both["logit_difference"].sel(head_set=[name]), alone, atol=1e-12)
 
 
 def test_heads_that_lower_what_they_read_are_left_out():
@@ -36,5 +34,5 @@ def test_random_directions_have_the_norm_of_their_own(float64):
     random = random_directions(directions, 0)
     for name in ("query", "keys"):
         norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, random))
-        np.testing.assert_allclose(of_drawn, norm)
+        near(of_drawn, norm)
         assert (abs(random[name] - directions[name]) > 0).isel(layer=1).all()

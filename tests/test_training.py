@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import ROOT
+from tolerances import near
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import card, prompts, trainer
@@ -48,9 +49,7 @@ def test_a_few_updates_lower_the_loss():
     trained = Short(0)
     batch = trained.text.episodes(8, 0.5)
     losses = [trained.train(batch) for _ in range(25)]
-    assert losses[0] == pytest.approx(
-        np.log(len(trained.tokenizer)), abs=0.5
-    )  # random weights: an even guess
+    near(losses[0], np.log(len(trained.tokenizer)), atol=0.5)  # random weights: an even guess
     assert losses[-1] < losses[0] - 2
 
 

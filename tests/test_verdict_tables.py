@@ -1,24 +1,16 @@
 """No page has a verdict that was typed by hand: a threshold that moves changes all of them."""
 
-import json
-
 import pandas as pd
 import pytest
 import verdict_map
 import verdicts
-from conftest import ROOT, refused
+from chapter_runs import CHAPTERS
+from conftest import refused, sources
 from twotowers import claims, evidence, paper_results, strips
 from twotowers.paper_results import Result
 
 WORDS = {*claims.VERDICTS, claims.AGREES, claims.DISAGREES, claims.AGREES_UNSPECIFIC}
-SOURCES = {
-    path.stem: [
-        "".join(cell["source"])
-        for cell in json.loads(path.read_text("utf8"))["cells"]
-        if cell["cell_type"] == "markdown"
-    ]
-    for path in sorted((ROOT / "book").glob("*-*.ipynb"))
-}
+SOURCES = {name: sources(name, "markdown") for name in CHAPTERS}
 MARKS = {
     stem: match[1]
     for stem, cells in SOURCES.items()

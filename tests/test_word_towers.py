@@ -10,6 +10,7 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from independent import Formulas
+from tolerances import ROTATED, near
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.word_blocks import spread, word_blocks
 from towerlab_experiments.similarities import (
@@ -26,7 +27,6 @@ from twotowers.heads import Head
 WORDS = {cls: spread(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
 PAIRS = ("a/b", "b/a")
 KINDS = ["gpt2", "gptj", "llama wide heads", "gemma2", "gemma3_text", "qwen3", "smollm3", "opt"]
-NEAR = dict(rtol=2e-6, atol=2e-6)  # rotations are in float32
 
 
 def contexts(pairs=PAIRS[:1]):
@@ -108,7 +108,7 @@ def test_similarities_are_those_of_single_prompts(kind, float64):
             got = float(data.similarity[i, w, v] * data.similarity_step[i])
             assert abs(got - mean) <= 0.5001 * float(data.similarity_step[i])
             largest = max(largest, abs(mean))
-        np.testing.assert_allclose(data.similarity_step[i] * 127, largest, **NEAR)
+        near(data.similarity_step[i] * 127, largest, **ROTATED)
     assert data.is_selected.values.tolist() == [[1, 1] + [0] * (len(heads) - 2)] * 2
 
 
@@ -127,14 +127,14 @@ def test_the_properties_are_those_of_the_similarities(float64):
             rest = centred(block)
             pairs = [(rest[a, b] + rest[b, a]) / 2 for a, b in combinations(range(5), 2)]
             kept = of_head.within_class[start : start + 10] * steps
-            np.testing.assert_allclose(kept, pairs, rtol=0, atol=step + steps)
-            np.testing.assert_allclose(of_head.within_class_sd[c], deviation(rest), atol=step)
+            near(kept, pairs, atol=step + steps)
+            near(of_head.within_class_sd[c], deviation(rest), atol=step)
             start += 10
         for p in range(2):
             both = slice(10 * p, 10 * p + 10)
             got = of_head.class_effect[2 * p : 2 * p + 2]
             expected = class_effects(similarity[i, both, both])
-            np.testing.assert_allclose(got, expected, atol=step)
+            near(got, expected, atol=step)
     assert data.words_in_class.values.tolist() == [5] * 4
     assert np.isnan(data.random_form_auc).all() and not data.is_selected.any()
     assert data.pair_class.values.tolist() == [*"a" * 10, *"b" * 20, *"a" * 10]
@@ -145,7 +145,7 @@ def test_the_properties_are_those_of_the_similarities(float64):
         for name in ("first_word", "second_word")
     )
     cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
-    np.testing.assert_allclose(data.embedding_similarity, cosine, atol=1e-12)
+    near(data.embedding_similarity, cosine, atol=1e-12)
 
 
 def additive_rest(square):
@@ -172,12 +172,10 @@ def test_statistics_are_those_of_loops():
     ):
         rest, columns = additive_rest(square[:7, :7])
         got = centred(square[:7, :7])
-        np.testing.assert_allclose(got, rest, atol=1e-12)
+        near(got, rest, atol=1e-12)
         off = ~np.eye(7, dtype=bool)
-        np.testing.assert_allclose(
-            correlation(got, got.T), np.corrcoef(rest[off], rest.T[off])[0, 1]
-        )
-        np.testing.assert_allclose(deviation(got), rest[off].std())
+        near(correlation(got, got.T), np.corrcoef(rest[off], rest.T[off])[0, 1])
+        near(deviation(got), rest[off].std())
         without = square[:7, :7] - columns
         first = np.mean([without[w].argmax() == w for w in range(7)])
         assert same_word_first(square[:7, :7]) == first
@@ -190,7 +188,7 @@ def test_statistics_are_those_of_loops():
             other = classes[1 - c]
             effect = np.mean([square[w, v] for w in own for v in own if w != v])
             effect -= np.mean([square[w, v] for w in own for v in other])
-            np.testing.assert_allclose(got_effects[c], effect)
+            near(got_effects[c], effect)
             above = [
                 square[w, v] - attraction[v] > square[w, u] - attraction[u]
                 for w in own
@@ -198,7 +196,7 @@ def test_statistics_are_those_of_loops():
                 if v != w
                 for u in other
             ]
-            np.testing.assert_allclose(got_auc[c], np.mean(above))
+            near(got_auc[c], np.mean(above))
 
 
 def test_a_head_that_compares_nothing_has_no_property():
@@ -217,7 +215,7 @@ def test_random_forms_have_the_singular_values_of_the_head(float64):
     query, key = (model.projection(1, which)[0].double() for which in (0, 1))
     form = query[3].T @ key[model.value_head(3)]
     expected = torch.linalg.svdvals(form)[: model.d_head]
-    np.testing.assert_allclose(singular_values(model, 1, 3), expected, atol=1e-9)
+    near(singular_values(model, 1, 3), expected)
 
 
 def test_random_forms_compare_inputs(float64):

@@ -14,6 +14,8 @@ import pandas as pd
 
 FLOAT64 = dict(rtol=0, atol=1e-9)
 """of a number in float64 that two routes reach"""
+ROTATED = dict(rtol=2e-6, atol=2e-6)
+"""the same, where stock modules rotate in float32"""
 LOGITS = 1e-4
 """nats, of logits and log-probabilities that are added up in another order; the least that any
 effect may differ"""
@@ -48,6 +50,13 @@ PINNED = [
     "exceedance",
     *NUMBERS,
 ]
+
+
+def near(one, other, rtol=FLOAT64["rtol"], atol=FLOAT64["atol"]) -> None:
+    """Arrays or tensors hold the same finite numbers, within a tolerance."""
+    one, other = np.asarray(one), np.asarray(other)
+    assert one.shape == other.shape or 0 in (one.ndim, other.ndim)
+    np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, equal_nan=False)
 
 
 def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
