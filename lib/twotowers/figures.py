@@ -19,13 +19,14 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
 import vl_convert
+import xarray as xr
 
 from twotowers.colours import (
     BLUE,
@@ -191,6 +192,30 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
     return pd.concat(parts) if parts else pd.DataFrame(columns=[*columns])
 
 
+def tidy(values: Mapping[str, xr.DataArray], name: str, **columns: Any) -> pd.DataFrame:
+    """Return arrays of all models as one table, with a row for each number that is not missing.
+
+        >>> attention = xr.DataArray([0.2, 0.7], {"head": [3, 4]})
+        >>> tidy({"a": attention}, "attention").values.tolist()
+        [['a', 3, 0.2], ['a', 4, 0.7]]
+
+    Args:
+        values: Arrays by model, with the same dimensions.
+        name: Column of the numbers.
+        **columns: Further columns, the same in every row.
+
+    Returns:
+        Columns model, the dimensions in their order, `name`, and the given ones.
+    """
+    parts = []
+    for model, array in values.items():
+        numbers = array.reset_coords(drop=True).to_series()
+        part = numbers.rename(name).dropna().reset_index()
+        part.insert(0, "model", model)
+        parts.append(part)
+    return below(parts, "model", name).assign(**columns)
+
+
 def facets(
     chart: alt.Chart | alt.LayerChart,
     table: pd.DataFrame,
@@ -219,6 +244,7 @@ def facets(
     """
     if table.empty:
         chart = alt.Chart().mark_point()  # Altair cannot infer types of no rows
+        table = pd.DataFrame(columns=["model", column or "rows"])
         height = 0
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
@@ -232,7 +258,7 @@ def facets(
     row_height = _pixels(height, table) + HEADER
     is_chosen = n_rows > 1 and n_rows * row_height > TALLEST
     if is_chosen:
-        n_across = n_across if column else 1
+        n_across = int(table.groupby("model")[column].nunique().max()) if column else 1
         height = height if isinstance(height, alt.Step) else max(height, CHOSEN)
     panel = chart.properties(width=_panel_width(n_across), height=height)
     if column:
@@ -370,6 +396,8 @@ def intervals(
         null_value: Position of a dashed line, such as chance.
         **panels: Arguments of `facets`.
     """
+    if table.empty:
+        return facets(alt.Chart().mark_point(), table, **panels)
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
@@ -403,6 +431,64 @@ def intervals(
     if null_value is not None:
         side = "x" if mark == "point" else "y"
         chart += dashed(**{side: alt.datum(null_value)})
+    return facets(chart, table, **panels)
+
+
+def dots(
+    table: pd.DataFrame,
+    by: str,
+    value: str,
+    *,
+    title: str,
+    group: str,
+    names: Sequence[str],
+    group_title: str | None = None,
+    shape: str | None = None,
+    order: Sequence[str] | None = None,
+    fmt: str = ".3f",
+    scale: Literal["linear", "log"] = "linear",
+    is_joined: bool = False,
+    null_value: float | None = None,
+    **panels: Any,
+) -> alt.FacetChart:
+    """Draw a line for each entry with a dot for each name of a group, one panel for each model.
+
+        >>> table = pd.DataFrame({"model": "a", "head": "1-0", "label": ["foo", "bar"]})
+        >>> table = table.assign(attention=[0.4, 0.1])
+        >>> names = ["foo", "bar"]
+        >>> chart = dots(table, "head", "attention", title="sum", group="label", names=names)
+        >>> chart.to_dict()["spec"]["encoding"]["y"]["field"]
+        'head'
+
+    Args:
+        table: Columns model, `by`, `value`, `group` and `shape`.
+        by: Column whose entries have lines.
+        value: Column of the numbers.
+        title: Title of the numbers.
+        group: Column whose entries have colours.
+        names: Entries of `group` in the order of the legend.
+        group_title: Title of the legend.
+        shape: Column whose entries have shapes: circles, then crosses.
+        order: Entries of `by` from top to bottom, by default as in the table.
+        fmt: Format of the numbers in tooltips.
+        scale: Scale of the numbers.
+        is_joined: Whether a grey line joins the dots of an entry.
+        null_value: Position of a dashed line, such as chance.
+        **panels: Arguments of `facets`.
+    """
+    axis = alt.Axis(tickCount=3, format=".0%" if fmt.endswith("%") else "~g")
+    numbers = alt.X(f"{value}:Q", title=title, axis=axis, scale=alt.Scale(type=scale))
+    entries = alt.Y(f"{by}:N", sort=order, title=None, axis=alt.Axis(labelFontSize=11))
+    fields = [alt.Tooltip(name, title=name.replace("_", " ")) for name in ("model", by, group)]
+    fields += [alt.Tooltip(value, format=fmt)] + [alt.Tooltip(shape)] * bool(shape)
+    base = alt.Chart().encode(entries, numbers, tooltip=fields)
+    chart = base.mark_point(size=55, opacity=1).encode(colour(group, names, group_title))
+    if shape:
+        chart = chart.encode(shape=alt.Shape(f"{shape}:N").scale(range=["circle", "cross"]))
+    if is_joined:
+        chart = base.mark_line(color=GREY).encode(detail=f"{by}:N") + chart
+    if null_value is not None:
+        chart = dashed(x=alt.datum(null_value)) + chart
     return facets(chart, table, **panels)
 
 

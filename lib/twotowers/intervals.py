@@ -320,6 +320,21 @@ def table(
     return pd.DataFrame(rows, columns=names).assign(**columns)
 
 
+def not_above_zero(values: Mapping[str, xr.DataArray], name: str) -> dict[str, str]:
+    """Return the reason why an effect is not clearly above zero, for each model where it is not.
+
+    Args:
+        values: Effect of every prompt by model, over (prompt,).
+        name: Name of the effect, such as "bias".
+    """
+    sizes = {model: mean(of_model) for model, of_model in values.items()}
+    return {
+        model: f"the {name} is {'reversed' if size.high < 0 else 'not clear'}: {size} nats"
+        for model, size in sizes.items()
+        if not size.low > 0
+    }
+
+
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
     """Return the estimates of many variables.
 
