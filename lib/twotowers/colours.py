@@ -40,6 +40,7 @@ COLOURS = {
     "mostly near": BROWN, "both lists": VIOLET, "judged layers": VIOLET, "other layers": GREY,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET,
     "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
+    "random head": GREY, "unlisted heads": GREY,
 }  # fmt: skip
 VERDICT_COLOURS = {
     claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",

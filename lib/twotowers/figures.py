@@ -224,6 +224,7 @@ def facets(
     *,
     height: int | alt.Step = 180,
     free: str = "",
+    axes: Literal["x", "xy"] = "xy",
 ) -> alt.FacetChart:
     """Draw one panel for each model, in the order of the table. Panels share their scales.
 
@@ -241,6 +242,7 @@ def facets(
         columns: Maximum number of panels in a row, if there is no `column`.
         height: Height of a panel in pixels.
         free: Axes ("x", "y" or "xy") along which each panel has its own scale.
+        axes: Axes that every panel shows. Long names along "y" are shown once in each row.
     """
     if table.empty:
         chart = alt.Chart().mark_point()  # Altair cannot infer types of no rows
@@ -269,8 +271,7 @@ def facets(
         panels = panel.facet(row=row, column=across, data=table)
     else:
         panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
-        if n_rows > 1:  # panels above others have an axis, too
-            panels = panels.resolve_axis(x="independent")
+    panels = panels.resolve_axis(**dict.fromkeys(axes, "independent"))
     if is_chosen:
         panels = _with_chooser(panels, names)
     independent = {}
@@ -401,6 +402,7 @@ def intervals(
     entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
     if mark == "point":
         entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
+        panels["axes"] = "x"
     kind = "Q" if mark == "line" else "N"
     label_angle = -30 if mark == "bar" else 0
     entries = entry(f"{by}:{kind}", sort=None, title=by_title)
@@ -489,7 +491,7 @@ def dots(
         chart = base.mark_line(color=GREY).encode(detail=f"{by}:N") + chart
     if null_value is not None:
         chart = dashed(x=alt.datum(null_value)) + chart
-    return facets(chart, table, **panels)
+    return facets(chart, table, axes="x", **panels)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
