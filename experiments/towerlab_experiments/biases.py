@@ -19,12 +19,12 @@ those of the prompt itself. If a bias went through this attention alone, it woul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from towerlab.measure.observations import (
+    ANSWERS,
     Tensors,
     answer_variables,
     observations,
@@ -71,19 +71,18 @@ def attention_exchanges(model: Model, encoded: Prompts, sets: HeadSets) -> xr.Da
     Returns:
         Dataset of answers (change, head_set, prompt).
     """
-    changed = {
-        name: model.encode([CONDITIONS[name](e.prompt) for e in encoded]) for name in PARTNERS
-    }
-    sums = {
-        name: read_prompts("attention sums", model, prompts, {"weights"}, attention_sums)
-        for name, prompts in changed.items()
-    }
-    answered = [
-        _with_sums(model, changed[name], sums[partner], sets) for name, partner in PARTNERS.items()
-    ]
-    arrays: dict[str, Any] = {
-        name: np.stack([arrays[name] for arrays in answered], 1) for name in answered[0]
-    }
+    changed = {}
+    sums = {}
+    for name in PARTNERS:
+        prompts = model.encode([CONDITIONS[name](e.prompt) for e in encoded])
+        changed[name] = prompts
+        sums[name] = read_prompts("attention sums", model, prompts, {"weights"}, attention_sums)
+    answered = []
+    for name, partner in PARTNERS.items():
+        answered.append(_with_sums(model, changed[name], sums[partner], sets))
+    arrays = {}
+    for variable in ANSWERS:
+        arrays[variable] = np.stack([of_change[variable] for of_change in answered], 1)
     return observations(
         "attention_exchanges", encoded, arrays, change=list(PARTNERS), head_set=list(sets)
     )
@@ -97,7 +96,8 @@ def _with_sums(
     def run(index: list[int], batch: Prompts) -> Tensors:
         last = LastPosition(model, batch, {"weights"})
         places = places_of(batch)
-        true, other = (torch.from_numpy(sums[name][index])[..., None, None] for name in SUMS)
+        of_batch = [torch.from_numpy(sums[name][index]) for name in SUMS]
+        true, other = (x[..., None, None] for x in of_batch)
         weights: dict[int, Weights] = {}
         for layer, plain in enumerate(last.capture.weights):
             of_rows = plain[:, :, None]

@@ -64,7 +64,8 @@ def in_changes(
     """
     results: dict[str, list] = {}
     for change in changes.values():
-        changed = model.encode([change(e.prompt) for e in encoded])
+        prompts = [change(e.prompt) for e in encoded]
+        changed = model.encode(prompts)
         for name, values in read(changed).items():
             results.setdefault(name, []).append(values)
     return {name: np.stack(values, 1) for name, values in results.items()}
@@ -109,7 +110,8 @@ def conditions(model: Model, encoded: Prompts) -> xr.Dataset:
     def read(capture: Capture) -> Tensors:
         left = []
         removed = []
-        for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
+        of_prompts = capture.weights.float().unbind(1)
+        for e, weights in zip(capture.prompts, of_prompts, strict=True):
             *kept, last = np.flatnonzero(e.prompt.is_true)
             labels = np.array(e.label_positions)[kept]
             left.append(weights[..., labels].sum(-1))

@@ -98,44 +98,18 @@ def single_head_effects(
 
     def run(index: list[int], batch: Prompts) -> Tensors:
         places = places_of(batch)
-        weights: dict[int, Weights] = {}  # layer -> weights of all positions, swapped
-
-        def read(layer: int, attention: Attention, _) -> None:
-            weights[layer] = swapped_weights(attention.weights(), places)
-
-        with reading_attention(model, range(model.n_layers), read):
-            last = LastPosition(model, batch)
-        # The first version is the plain run.
-        edits = [UNCHANGED, *(set_attention([head], weights) for head in model.all_heads)]
+        last, swapped = _run_and_swap(model, batch, places)
+        donated = []
         for contrast in contrasts[1:]:
             of_donors = z[donors[contrast]][index]
-            donated = dict(enumerate(of_donors.unbind(1)))
-            edits += [patch_z([head], donated) for head in model.all_heads]
-        differences = torch.empty(len(edits), len(batch), dtype=torch.double)
-        for rows, final in last.finals(edits):
-            differences[rows] = logit_differences(model, final, batch)
-        # The change by each head in the final stream, with all else as in the plain run.
-        messages = torch.stack([message(last, edit, edit.first_layer)[:, 0] for edit in edits])
-        final = last.capture.resid_final + messages
-        direct = logit_differences(model, final, batch)
-        shape = len(contrasts), model.n_layers, model.n_heads
-        swapped = [set_attention(model.all_heads, weights, mask) for mask in _masks(batch)]
-        all_swapped = answer_variables(batch, *edited_answers(model, batch, swapped))
-
-        unchanged = _attention_differences(last, last, places)
+            donated.append(dict(enumerate(of_donors.unbind(1))))
+        edits = [set_attention(model.all_heads, swapped, mask) for mask in _masks(batch)]
+        all_swapped = answer_variables(batch, *edited_answers(model, batch, edits))
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        both = list(zip(batch, partners, strict=True))
-        has_partner = [e.places == partner.places for e, partner in both]
-        # A prompt without a partner is its own, and its result is left out.
-        others = [partner if e.places == partner.places else e for e, partner in both]
-        exchanged = _attention_differences(last, LastPosition(model, others), places)
-        exchanged[~torch.tensor(has_partner)] = torch.nan
         return {
-            "logit_difference": differences[0],
-            "effect": _effects(differences, shape),
-            "direct_effect": _effects(direct, shape),
+            **_effects_alone(last, swapped, donated),
             "logit_difference_all_swapped": all_swapped["logit_difference"],
-            "attention_difference": torch.stack([unchanged, exchanged], 1),
+            "attention_difference": _by_query_source(last, partners, places),
         }
 
     arrays = read_batches("head_effects", encoded, 2048, run)
@@ -147,6 +121,61 @@ def single_head_effects(
         contrast=list(contrasts),
         swapped_position=POSITIONS,
     )
+
+
+def _run_and_swap(
+    model: Model, batch: Prompts, places: Places
+) -> tuple[LastPosition, dict[int, Weights]]:
+    """Return the plain run, and swapped attention of all positions by layer."""
+    swapped: dict[int, Weights] = {}
+
+    def read(layer: int, attention: Attention, _) -> None:
+        swapped[layer] = swapped_weights(attention.weights(), places)
+
+    with reading_attention(model, range(model.n_layers), read):
+        last = LastPosition(model, batch)
+    return last, swapped
+
+
+def _effects_alone(
+    last: LastPosition, swapped: dict[int, Weights], donated: Sequence[dict[int, Tensor]]
+) -> Tensors:
+    """Return the effects of each head: with swapped attention, and with each donated z."""
+    model = last.model
+    edits = [UNCHANGED]  # the plain run
+    edits += [set_attention([head], swapped) for head in model.all_heads]
+    for z in donated:
+        edits += [patch_z([head], z) for head in model.all_heads]
+    differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
+    for rows, final in last.finals(edits):
+        differences[rows] = logit_differences(model, final, last.batch)
+    # The change by each head in the final stream, with all else as in the plain run.
+    messages = [message(last, edit, edit.first_layer)[:, 0] for edit in edits]
+    final = last.capture.resid_final + torch.stack(messages)
+    direct = logit_differences(model, final, last.batch)
+    shape = 1 + len(donated), model.n_layers, model.n_heads
+    return {
+        "logit_difference": differences[0],
+        "effect": _effects(differences, shape),
+        "direct_effect": _effects(direct, shape),
+    }
+
+
+def _by_query_source(
+    last: LastPosition, partners: Prompts, places: Places
+) -> Float[Tensor, "batch source layer head"]:
+    """Return the attention differences with each prompt's own query, and with its partner's."""
+    unchanged = _attention_differences(last, last, places)
+    sources = []
+    has_partner = []
+    for e, partner in zip(last.batch, partners, strict=True):
+        is_usable = e.places == partner.places
+        has_partner.append(is_usable)
+        # A prompt without a partner is its own, and its result is left out.
+        sources.append(partner if is_usable else e)
+    exchanged = _attention_differences(last, LastPosition(last.model, sources), places)
+    exchanged[~torch.tensor(has_partner)] = torch.nan
+    return torch.stack([unchanged, exchanged], 1)
 
 
 @torch.inference_mode()

@@ -270,15 +270,18 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
     def in_half(prompts: Sequence[Encoded], is_first: bool) -> list[Encoded]:
         return [e for e in prompts if ("/".join(e.prompt.labels) in first_half) == is_first]
 
-    directing, heads = _directing(pipeline.design, 2 * BLOCKS), pipeline.head_sets[BY_ATTENTION]
+    directing = _directing(pipeline.design, 2 * BLOCKS)
+    heads = pipeline.head_sets[BY_ATTENTION]
     halves: Splits = []
     for is_first in (True, False):
         prompts = in_half(encoded, is_first)
         classes = {cls for e in prompts for cls in e.prompt.dataset.split("/")}
         others = [e for e in in_half(directing, not is_first) if e.prompt.query_class in classes]
-        if not heads or not prompts or classes != {e.prompt.query_class for e in others}:
+        asked = {e.prompt.query_class for e in others}
+        if not heads or not prompts or classes != asked:
             return []
-        halves.append((prompts, {OTHER_LABELS: (heads, class_directions(pipeline.model, others))}))
+        directions = class_directions(pipeline.model, others)
+        halves.append((prompts, {OTHER_LABELS: (heads, directions)}))
     return halves
 
 

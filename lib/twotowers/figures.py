@@ -351,9 +351,10 @@ def overlay(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str)
     entries = table[column].unique().tolist()
     colours = alt.Scale(domain=names, range=model_colours(names))
     coloured = chart.encode(color=alt.Color("model:N", scale=colours, title=None))
-    panel = coloured.properties(width=_panel_width(len(entries)), height=280)
+    n_panels = len(entries) or 1
+    panel = coloured.properties(width=_panel_width(n_panels), height=280)
     facet = alt.Facet(f"{column}:N", sort=entries, title=None)
-    panels = panel.facet(facet, columns=len(entries) or 1, data=table)
+    panels = panel.facet(facet, columns=n_panels, data=table)
     return panels.resolve_scale(x="independent")
 
 
@@ -504,12 +505,15 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
         value: Column of the values.
         title: Title of the values.
     """
-    largest = table.groupby("model")[value].transform(lambda values: values.abs().max() or 1)
-    scaled = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")
-    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
+    sizes = table[value].abs()
+    largest = sizes.groupby(table["model"]).transform("max")
+    table = table.assign(scaled=table[value] / largest.replace(0, 1))
+    colours = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")
+    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2)
+    marks = marks.encode(
         alt.X("head:O").axis(labelAngle=0, labelOverlap=True),
         alt.Y("layer:O", sort="descending").axis(labelOverlap=True),
-        scaled.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
+        colours.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
         tooltip=["model", "layer", "head", alt.Tooltip(value, title=title, format="+.3f")],
-    )  # fmt: skip
-    return facets(marks, table.assign(scaled=table[value] / largest), height=260, free="xy")
+    )
+    return facets(marks, table, height=260, free="xy")

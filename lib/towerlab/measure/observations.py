@@ -59,7 +59,8 @@ def observations(
         The dataset.
     """
     data = xr.Dataset(with_dims(measurement, arrays))
-    of_prompts = prompt_coordinates([e.prompt for e in encoded])
+    prompts = [e.prompt for e in encoded]
+    of_prompts = prompt_coordinates(prompts)
     if "demonstration" not in data.dims:
         of_prompts.pop("is_true_label", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
@@ -225,10 +226,15 @@ def answer_variables(
     if not log_prob.isfinite().all():
         raise TwoTowersError(f"cannot use the model: its answers are not finite; {WIDER}")
     true, other = log_prob.unbind(-1)
-    is_label = top[..., None] == torch.tensor([e.label_pair_ids for e in batch])
-    top_answer = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
+    true_ids, other_ids = torch.tensor([e.label_pair_ids for e in batch]).T
+    top_answer = torch.full_like(top, 2, dtype=torch.int8)
+    top_answer[top == true_ids] = 0
+    top_answer[top == other_ids] = 1
     values = true, other, true - other, top_answer
-    return {name: x.movedim(-1, 0) for name, x in zip(ANSWERS, values, strict=True)}
+    variables = {}
+    for name, of_batch_last in zip(ANSWERS, values, strict=True):
+        variables[name] = of_batch_last.movedim(-1, 0)
+    return variables
 
 
 def captured_answers(capture: Capture) -> Tensors:

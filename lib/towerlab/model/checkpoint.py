@@ -262,9 +262,15 @@ def folder_digest(folder: Path) -> str:
     digests = {name: _digest(path) for name, path in files(folder).items()}
     config = read_config(folder)
     if config.pop(MADE_FROM, None):
-        digests[CONFIG] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+        without_origin = json.dumps(config, sort_keys=True)
+        digests[CONFIG] = _sha256(without_origin)
+    lines = [f"{name} {digest}\n" for name, digest in sorted(digests.items())]
+    return _sha256("".join(lines))
+
+
+def _sha256(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def state(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -459,12 +459,16 @@ class Model:
         Returns:
             Rows (map, neuron, d_model), and biases (map, neuron) or None.
         """
-        n_neurons = _matrix_of(self.part(layer, "ffn_out")).shape[1]
+        _, n_neurons = _matrix_of(self.part(layer, "ffn_out")).shape
+        by_map = -1, n_neurons
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         rows = torch.cat([_matrix_of(linear) for linear in maps])
+        rows = rows.unflatten(0, by_map)
         biases = [linear.bias for linear in maps if linear.bias is not None]
-        bias = torch.cat(biases).unflatten(0, (-1, n_neurons)) if biases else None
-        return rows.unflatten(0, (-1, n_neurons)), bias
+        if not biases:
+            return rows, None
+        bias = torch.cat(biases)
+        return rows, bias.unflatten(0, by_map)
 
     @property
     def parallel(self) -> bool:
@@ -502,7 +506,8 @@ class Model:
         def by_head(rows: Tensor) -> Tensor:
             """Return the rows of the map, head by head."""
             if layout == "fused":
-                rows = rows.split([n * self.d_head for n in n_heads])[which]
+                sizes = [n * self.d_head for n in n_heads]
+                rows = rows.split(sizes)[which]
             elif layout == "by head":
                 of_heads = rows.unflatten(0, (n_heads[which], 3, self.d_head))
                 rows = of_heads[:, which].flatten(0, 1)

@@ -50,11 +50,12 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     Returns:
         The prompt, with true and false demonstrations each in their own order.
     """
-    of_letter: dict[str, list[Demonstration]] = {"T": [], "F": []}
-    for letter, d in zip(prompt.order, prompt.demonstrations, strict=True):
-        of_letter[letter].append(d)
-    unused = {letter: iter(kind) for letter, kind in of_letter.items()}
-    reordered = [next(unused[letter]) for letter in pattern]
+    true = [d for d in prompt.demonstrations if d.label == prompt.true_label]
+    false = [d for d in prompt.demonstrations if d.label != prompt.true_label]
+    reordered = []
+    for letter in pattern:
+        of_letter = true if letter == "T" else false
+        reordered.append(of_letter.pop(0))
     return replace(prompt, demonstrations=reordered)
 
 
