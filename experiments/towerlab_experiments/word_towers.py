@@ -164,52 +164,26 @@ def word_towers(
     """
     classes = [cls for one in contexts for cls in one.classes]
     words = np.array([word for one in contexts for word in one.words])
-    of_pairs, of_classes = places_of_words(contexts)
-    encoded = [e for one in contexts for half in one.halves for e in half]
-    distances = Counter(e.last - position for e in encoded for position in e.label_positions)
     role_of: dict[tuple[int, int], str] = {}
     for role, heads in shown.items():
         for head in heads:
             role_of.setdefault(head, role)
     kept = list(role_of)
-    of_layers: dict[str, list[np.ndarray]] = {}
-    similarity = np.empty((len(kept), len(words), len(words)))
-    for layer in range(model.n_layers):
-        query, key, asked, demonstrated = vectors_of(model, vectors, layer)
-        ways = similarities(model, layer, query, key, distances).numpy()
-        cosines = input_cosines(asked, demonstrated).numpy()
-        of_layer = _properties(ways, of_pairs, of_classes)
-        of_inputs = _properties(cosines, of_pairs, of_classes)
-        for name in ("symmetry", "same_word_first", "class_auc"):
-            of_layer[f"input_{name}"] = of_inputs[name]
-        for name, values in of_layer.items():
-            of_layers.setdefault(name, []).append(values)
-        for i, (own_layer, number) in enumerate(kept):
-            if own_layer == layer:
-                similarity[i] = ways[:, number].mean(0)
-    arrays: dict[str, Any] = {}
-    for name, parts in of_layers.items():
-        arrays[name] = dims_of(name), np.stack(parts)
-    in_steps, step = steps(similarity, 1)
-    arrays["similarity"] = ("selected_head", "asked", "demonstrated"), in_steps
-    arrays["similarity_step"] = "selected_head", step
-    _, within_class = arrays["within_class"]
-    in_steps, step = steps(within_class, 2)
-    arrays["within_class"] = dims_of("within_class"), in_steps
-    arrays["within_class_step"] = ("layer", "head"), step
-    embeddings, tokens = word_embeddings(model, contexts)
+    arrays, similarity = _by_layer(model, contexts, vectors, kept)
+    arrays["similarity"], arrays["similarity_step"] = steps(similarity, 1)
+    arrays["within_class"], arrays["within_class_step"] = steps(arrays["within_class"], 2)
+    embeddings, arrays["tokens"] = word_embeddings(model, contexts)
+    _, of_classes = places_of_words(contexts)
     first, second = pairs_of_words(of_classes)
     products = embeddings[first] * embeddings[second]
-    arrays["embedding_similarity"] = "word_pair", products.sum(-1)
-    arrays["tokens"] = "asked", tokens
+    arrays["embedding_similarity"] = products.sum(-1)
     class_pairs = [one.pair for one in contexts for _ in one.classes]
     is_selected = np.zeros((len(class_pairs), len(kept)), np.int8)
     for i, pair in enumerate(class_pairs):
         of_pair = selected.get(pair, ())
         is_selected[i] = [head in of_pair for head in kept]
-    arrays["is_selected"] = ("word_class", "selected_head"), is_selected
-    forms = random_form_aucs(model, contexts, vectors, selected)
-    arrays["random_form_auc"] = ("random_form", "word_class"), forms
+    arrays["is_selected"] = is_selected
+    arrays["random_form_auc"] = random_form_aucs(model, contexts, vectors, selected)
     sizes = [len(places) for places in of_classes]
     class_of = np.repeat(classes, sizes)
     data = xr.Dataset(with_dims("word_towers", arrays))
@@ -232,14 +206,37 @@ def word_towers(
     )
 
 
-def dims_of(name: str) -> tuple[str, ...]:
-    """Return the dimensions of a property of heads, or of the inputs of layers.
+def _by_layer(
+    model: Model, contexts: Sequence[Contexts], vectors: xr.Dataset, kept: Heads
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the properties of every head, and the similarities by some heads.
 
-    Args:
-        name: Variable.
+    Similarities are over (selected_head, asked, demonstrated).
     """
-    last = "word_pair" if name == "within_class" else "word_class"
-    return ("layer", last) if name.startswith("input_") else ("layer", "head", last)
+    of_pairs, of_classes = places_of_words(contexts)
+    encoded = [e for one in contexts for half in one.halves for e in half]
+    distances = Counter(e.last - position for e in encoded for position in e.label_positions)
+    n_words = sum(map(len, of_pairs))
+    similarity = np.empty((len(kept), n_words, n_words))
+    of_layers: dict[str, list[np.ndarray]] = {}
+    for layer in range(model.n_layers):
+        query, key, asked, demonstrated = vectors_of(model, vectors, layer)
+        ways = similarities(model, layer, query, key, distances).numpy()
+        cosines = input_cosines(asked, demonstrated).numpy()
+        of_layer = _properties(ways, of_pairs, of_classes)
+        of_inputs = _properties(cosines, of_pairs, of_classes)
+        for name in ("symmetry", "same_word_first", "class_auc"):
+            of_layer[f"input_{name}"] = of_inputs[name]
+        for name, values in of_layer.items():
+            of_layers.setdefault(name, []).append(values)
+        for i, (own_layer, number) in enumerate(kept):
+            if own_layer == layer:
+                similarity[i] = ways[:, number].mean(0)
+    arrays: dict[str, Any] = {"within_class": np.stack(of_layers.pop("within_class"))}
+    for name, parts in of_layers.items():
+        of_heads = () if name.startswith("input_") else ("head",)
+        arrays[name] = ("layer", *of_heads, "word_class"), np.stack(parts)
+    return arrays, similarity
 
 
 def pairs_of_words(of_classes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
