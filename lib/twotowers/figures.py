@@ -368,6 +368,29 @@ def dashed(**position: Any) -> alt.Chart:
     return rule.encode(**position)
 
 
+def diagonal(x: str, y: str) -> alt.Chart:
+    """Draw a dashed line where two columns are equal, between their common ends.
+
+    Args:
+        x: Column of the horizontal axis.
+        y: Column of the vertical axis.
+    """
+    ends = alt.Chart().transform_aggregate(
+        x_low=f"min({x})", y_low=f"min({y})", x_high=f"max({x})", y_high=f"max({y})"
+    )
+    ends = ends.transform_calculate(
+        low="max(datum.x_low, datum.y_low)", high="min(datum.x_high, datum.y_high)"
+    )
+    line = ends.transform_filter("datum.low < datum.high").mark_rule(strokeDash=[3, 3])
+    return line.encode(
+        alt.X("low:Q", title=""),
+        alt.Y("low:Q", title=""),
+        x2="high:Q",
+        y2="high:Q",
+        color=alt.value(GREY),
+    )
+
+
 def intervals(
     table: pd.DataFrame,
     by: str,
