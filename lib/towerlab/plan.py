@@ -14,9 +14,10 @@ With `"evidence": true` it reads the evidence of all other chapters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +118,16 @@ class Plan:
         judging = {row.chapter for row in statements}
         return chapter_number(notebook) in judging
 
-    def measurements(self, notebook: str) -> Iterator[tuple[str, str]]:
-        """Yield suite and name of each measurement that a notebook reads.
+    def measurements(self, notebook: str) -> list[tuple[str, str]]:
+        """Return suite and name of each measurement that a notebook reads.
 
         Args:
             notebook: Name of the notebook.
-
-        Yields:
-            Suite of the texts, and measurement.
         """
         about = self.notebooks[notebook]
         suites = about.get("suites", [self.settings.suite])
         names = about.get("measurements", [])
-        for suite in suites:
-            for name in names:
-                yield suite, name
+        return list(product(suites, names))
 
     def to_measure(self, notebook: str) -> list[tuple[str, str]]:
         """Return suites and names of the files of the default model that a notebook reads.

@@ -166,7 +166,7 @@ class Design:
             except TwoTowersError as error:
                 reasons[pair] = str(error)
         if not usable:
-            reason, *_ = reasons.values()
+            reason = next(iter(reasons.values()), "data/words/labels.csv has none")
             raise TwoTowersError(
                 f"cannot use the tokenizer of '{self.model}': it can encode no label pair "
                 f"({reason}); choose others with label_pairs=..."
