@@ -182,14 +182,14 @@ class JudgedModel:
         """Return cross-fit splits of the prompts, each with its own heads of a named set."""
         values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
         selection = self.measurements.measured("selection", labels="arbitrary")[self.name]
+        k = self.measurements.settings.top_k
         splits = []
-        for selects, evaluates in head_selection.cross_fit_splits(selection, values):
-            if not selects.sizes["prompt"]:
+        for sets, evaluates in head_selection.cross_fit_sets(selection, values, k):
+            if not sets:
                 raise NotTestable(
                     "no selection block has other classes and other labels; choose more "
                     "selection_blocks"
                 )
-            sets = head_selection.head_sets(selects, self.measurements.settings.top_k)
             splits.append(Split(selected(sets, name), evaluates))
         return splits
 
