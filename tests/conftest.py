@@ -1,8 +1,11 @@
 """Tiny random models of every architecture in float64, and the places of the shared test
 material."""
 
+# ruff: noqa: E402  (garbage first)
+
 import fcntl
 import functools
+import gc
 import json
 import os
 import shutil
@@ -11,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+gc.disable()  # nothing that imports make is garbage; see `pytest_collection_finish`
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is
 # imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -87,6 +91,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
     items[:] = sorted(run, key=lambda item: (*LONG, item.path.name).index(item.path.name))
+
+
+def pytest_collection_finish(session):
+    """From here on there is garbage; what was imported is looked at no more."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config):
+    """Python ends at once, instead of looking for garbage for seconds."""
+    gc.freeze()
 
 
 pytest.register_assert_rewrite("browser")

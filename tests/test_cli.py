@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from functools import partial
 
@@ -104,8 +105,10 @@ def test_memory_that_is_short_is_one_line(capsys):
 def test_names_may_stand_before_and_after_options(command, words, monkeypatch):
     measured = []
     monkeypatch.setattr(cli, "_measure", lambda options, _: measured.append(options) or 0)
+    before = [signal.getsignal(kind) for kind in cli.SIGNALS]
     assert cli.main([*command.split(), *words.split()]) == 0
     assert (measured[0].names, measured[0].seed) == (["heads", "answers"], "1")
+    assert [signal.getsignal(kind) for kind in cli.SIGNALS] == before  # as `kill` needs them
 
 
 def test_the_build_of_a_folder_knows_where_it_is(tmp_path, monkeypatch):

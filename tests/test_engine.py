@@ -3,8 +3,6 @@
 import fcntl
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import time
 
 import pytest
 import tiny_book
-from conftest import ROOT
 from tiny_book import (
     FIGURE,
     MEASURED,
@@ -77,36 +74,11 @@ def test_nothing_changed_does_nothing(built):
     assert code == 0 and times(built) == before, output
 
 
-PLANNED = """
-import json
-from towerlab.plan import Plan
-from twotowers.settings import Settings
-
-values = json.load(open("_build/settings.json"))
-values.pop("threads")
-print(json.dumps(Plan(Settings.from_values(values), False).missing()))
-"""
-
-
 def python(home, *arguments):
-    """Python in the book's folder, with the sources there if there are any."""
-    folders = [str(home / "lib"), str(home / "experiments"), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(folders)
-    process = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=home,
-        env=os.environ | {"PYTHONPATH": path, "TWOTOWERS_HOME": str(home)},
-        capture_output=True,
-        text=True,
-    )
-    return process
-
-
-def planned(home):
-    """The measurements that a build would make."""
-    process = python(home, "-c", PLANNED)
-    assert process.returncode == 0, process.stderr
-    return {name for names in json.loads(process.stdout).values() for name in names}
+    """Python in the book's folder."""
+    environment = os.environ | {"TWOTOWERS_HOME": str(home)}
+    command, how = [sys.executable, *arguments], dict(capture_output=True, text=True)
+    return subprocess.run(command, cwd=home, env=environment, **how)
 
 
 @pytest.mark.nightly
@@ -122,25 +94,6 @@ def test_a_row_of_another_chapter_runs_no_chapter_again(built):
         table.write_text(before, "utf8")
     rows = [line.split("\t") for line in process.stdout.splitlines()[1:]]
     assert {row[2] for row in rows if row[-1] != "no update"} == {"pages"}, process.stderr
-
-
-def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
-    """What follows from other texts, settings and models:
-    `test_identity_is_model_suite_texts_and_versions`."""
-    for folder in ("lib", "experiments"):
-        shutil.copytree(ROOT / folder, built / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    module = built / "experiments/towerlab_experiments/head_values.py"
-    versions = built / "data/versions.csv"
-    module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
-    table = versions.read_text("utf8")
-    try:
-        assert planned(built) == set()
-        versions.write_text(re.sub(r"(?m)^(templates,\w+),\d+", r"\1,99", table))
-        assert planned(built) == {"templates", "heads"}  # and what needs it
-    finally:  # the next test is of the same book
-        versions.write_text(table)
-        shutil.rmtree(built / "lib")
-        shutil.rmtree(built / "experiments")
 
 
 @pytest.mark.nightly

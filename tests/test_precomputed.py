@@ -10,7 +10,7 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT, make_home
 from twotowers import book, files, pages
 
-ON_EACH_PUSH = ("04-attention-weights", "11-two-towers-moved")
+ON_EACH_PUSH = ("04-attention-weights",)
 SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
 
 

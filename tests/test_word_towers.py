@@ -26,7 +26,9 @@ from twotowers.heads import Head
 
 WORDS = {cls: spread(texts, 5) for cls, texts in tiny_blocks.TEXTS.items()}
 PAIRS = ("a/b", "b/a")
-KINDS = ["gpt2", "gptj", "llama wide heads", "gemma2", "gemma3_text", "qwen3", "smollm3", "opt"]
+ON_EACH_PUSH = ["gptj", "llama wide heads", "smollm3"]
+NIGHTLY = ["gpt2", "gemma2", "gemma3_text", "qwen3", "opt"]
+KINDS = ON_EACH_PUSH + [pytest.param(kind, marks=pytest.mark.nightly) for kind in NIGHTLY]
 
 
 def contexts(pairs=PAIRS[:1]):

@@ -26,6 +26,9 @@ from twotowers.settings import DEFAULT, Settings
 
 from towerlab import building
 
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command as Ctrl-C does"""
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line.
@@ -214,10 +217,9 @@ def guarded(function: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may have letters that it cannot encode
             stream.reconfigure(errors="backslashreplace")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
-            # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
-            signal.signal(kind, signal.default_int_handler)
+    kinds = [kind for kind in SIGNALS if signal.getsignal(kind) is not signal.SIG_IGN]  # nohup
+    # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
+    handlers = {kind: signal.signal(kind, signal.default_int_handler) for kind in kinds}
     status = 2
     try:
         result = function()
@@ -239,6 +241,9 @@ def guarded(function: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         status = 130
         text = "interrupted: results so far are kept; run the same command to continue"
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)  # whoever called this ends in its own way
     print(f"twotowers: {text}", file=sys.stderr)
     return status
 
