@@ -19,6 +19,7 @@ Every function is pure: it takes measurements of heads and returns lists of head
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -248,25 +249,24 @@ def draw_matched_sets(
         )
     rng = np.random.default_rng([0, SEEDS["random sets"]])
     sets = []
-    for _ in range(n_sets):
-        pools = _shuffled_pools(rng, free)
+    for pools in islice(_shuffled_pools(rng, free), n_sets):
         sets.append([_take_nearest(pools, layer) for layer, _ in heads])
     return sets
 
 
-def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> list[list[int]]:
-    """Return the numbers of the free heads of each layer, in random orders."""
-    pools = []
-    for in_layer in free:
-        numbers = np.flatnonzero(in_layer)
-        pools.append(rng.permutation(numbers).tolist())
-    return pools
+def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> Iterator[list[list[int]]]:
+    """Yield the numbers of the free heads of each layer in random orders, again and again."""
+    numbers = [np.flatnonzero(in_layer) for in_layer in free]
+    while True:
+        yield [rng.permutation(in_layer).tolist() for in_layer in numbers]
 
 
 def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
     """Take a head out of the nearest pool that is not empty, of two the one above."""
-    layers = [i for i, pool in enumerate(pools) if pool]
-    nearest = min(layers, key=lambda i: (abs(i - layer), -i))
+    nearest = layer
+    if not pools[layer]:
+        layers = [i for i, pool in enumerate(pools) if pool]
+        nearest = min(layers, key=lambda i: (abs(i - layer), -i))
     number = pools[nearest].pop()
     return Head(nearest, number)
 
@@ -340,14 +340,14 @@ def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
     """Return different lists of free heads, first from the layer of the head that they replace."""
     rng = np.random.default_rng([0, SEEDS["random sets"]])
     lists: dict[tuple[Head, ...], list[Head]] = {}
-    for _ in range(RANDOM_LISTS):
-        pools = _shuffled_pools(rng, free)
+    ordered = sorted(heads)
+    for pools in islice(_shuffled_pools(rng, free), RANDOM_LISTS):
         replacements = {}
-        for head in sorted(heads):
+        for head in ordered:
             layer, _ = head
             if pools[layer]:
                 replacements[head] = _take_nearest(pools, layer)
-        for head in sorted(heads):
+        for head in ordered:
             if head not in replacements:
                 layer, _ = head
                 replacements[head] = _take_nearest(pools, layer)
