@@ -310,4 +310,5 @@ def shares(names: Sequence[str], n: int) -> list[list[list[str]]]:
     rest.sort(key=costs.__getitem__, reverse=True)
     n_shares = min(n, len(rest))
     dealt = [rest[i::n_shares] for i in range(n_shares)]
-    return [[first] if first else [], dealt]
+    alone = [first] if first else []
+    return [alone, dealt]

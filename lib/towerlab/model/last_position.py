@@ -106,7 +106,9 @@ class LastPosition:
             Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
             label (edit, prompt, label).
         """
-        shape = len(edits), len(self.batch)
+        n_edits = len(edits)
+        n_prompts = len(self.batch)
+        shape = n_edits, n_prompts
         top = torch.empty(shape, dtype=torch.long)
         log_prob = torch.empty(*shape, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
@@ -260,7 +262,8 @@ def _mask_of_rows(plain: Attention, n_rows: int) -> Tensor:
     """Return the positions that rows may attend to: those of the plain run, and each row itself."""
     mask = plain.mask[..., :-1]
     n_prompts = len(mask)
+    device = mask.device
     others = mask.expand(-1, 1, n_rows, -1)
-    itself = torch.eye(n_rows, dtype=torch.bool, device=mask.device)
+    itself = torch.eye(n_rows, dtype=torch.bool, device=device)
     itself = itself.expand(n_prompts, 1, -1, -1)
     return torch.cat([others, itself], -1)
