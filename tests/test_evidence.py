@@ -233,7 +233,7 @@ def of_claim(cells, values, control=None, attending=ALL_ALIKE):
     ("n_heads", "sets", "verdict"),
     [(6, 1, claims.UNDECIDED), (7, 4, claims.UNDECIDED), (9, 20, claims.HOLDS)],
 )
-def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
+def test_a_model_so_small_that_few_random_sets_exist(n_heads, sets, verdict):
     """Three heads of a model of one layer: of the others there are so many sets, whatever the
     number of draws."""
     heads = [Head(0, 0), Head(0, 1), Head(0, 2)]
@@ -245,13 +245,15 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     )
     model = model_of(
         dict.fromkeys("abcd", heads),
-        lambda of: head_selection.draw_matched_sets(of, np.ones((1, n_heads), bool), n_heads, 1000),
+        lambda of: head_selection.control_sets(
+            of, {"layers": 1, "heads": n_heads, "key_value_heads": n_heads}, 1000
+        ),
         shape=(1, n_heads),
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = judge_claim(claim(control="random sets"), "m", effect, control=control)
     assert (control.sizes["random_set"], row.n_random_sets, row.exceedance, row.verdict) == (
-        1000,
+        sets,
         sets,
         0,
         verdict,

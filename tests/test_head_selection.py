@@ -1,5 +1,6 @@
 """Rules that select templates and heads, and matched controls."""
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -78,38 +79,62 @@ def test_a_rule_may_name_no_heads():
     assert sets["by written logit difference"] == sets["by attention"] == []
 
 
+def sizes(layers, heads, key_value_heads):
+    return {"layers": layers, "heads": heads, "key_value_heads": key_value_heads}
+
+
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in head_selection.draw_matched_sets(
-        heads, np.ones((6, 6), bool), 6 // group, n_sets=100
-    ):
+    controls = head_selection.control_sets(heads, sizes(6, 6, 6 // group), n_sets=100)
+    assert len({tuple(sorted(control)) for control in controls}) == len(controls) > 1
+    for control in controls:
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
-        assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
+        assert [layer for layer, _ in control] == [2, 2, 3]
+
+
+def test_random_sets_are_drawn_until_enough_differ_or_all_are_there():
+    heads, free = [Head(0, 0), Head(0, 1)], np.zeros((2, 6), bool)
+    free[0, 2:] = True  # four heads, so six sets
+    drawn = head_selection.draw_random_sets(heads, free)
+    assert {frozenset(of) for of in drawn} == {
+        frozenset([Head(0, a), Head(0, b)]) for a, b in itertools.combinations(range(2, 6), 2)
+    } and len(drawn) == 6
+    assert head_selection.draw_random_sets(heads, free, 4) == drawn[:4]
+    backwards = head_selection.draw_random_sets(heads[::-1], free)
+    assert [of[::-1] for of in backwards] == drawn
+
+
+def test_a_single_head_has_its_layer_and_more_only_if_these_are_few():
+    single = [Head(1, 0)]
+    wide, narrow = np.ones((3, 30), bool), np.ones((5, 8), bool)
+    wide[1, 0] = narrow[1, 0] = False
+    drawn = head_selection.draw_random_sets(single, wide)
+    assert [layer for ((layer, _),) in drawn] == [1] * 29
+    layers = [layer for ((layer, _),) in head_selection.draw_random_sets(single, narrow)]
+    assert len(layers) == head_selection.SINGLE_HEADS and layers[:7] == [1] * 7
+    assert set(layers[7:]) == {0, 2}
 
 
 def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
     run = Pipeline(Settings())
     run.__dict__["model"] = model
-    drawn = draw_random_sets(run, {"a": [Head(1, 0)]}, n_sets=60)["a"]
-    assert {head for of in drawn for head in of} == {Head(1, h) for h in (2, 3, 4, 5)}
+    one, two = [Head(1, 0)], [Head(1, 0), Head(1, 2)]
+    drawn = draw_random_sets(run, {"one": one, "two": two}, n_sets=60)
+    others = {Head(*head) for head in np.ndindex(3, 6)} - {Head(1, 0), Head(1, 1)}
+    assert {head for of in drawn["one"] for head in of} == others
+    # Of two heads there is one such set. A file has equally many sets of each.
+    assert [set(of) for of in drawn["two"]] == [{Head(1, 4), Head(1, 5)}] * len(others)
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
-    controls = head_selection.draw_matched_sets(
-        [Head(1, h) for h in range(4)], np.ones((3, 4), bool), 4, 3
-    )
-    assert all({layer for layer, _ in heads} == {2} for heads in controls)
-    refused(
-        "too few",
-        head_selection.draw_matched_sets,
-        [Head(0, h) for h in range(3)],
-        np.ones((1, 4), bool),
-        4,
-        n_sets=1,
-    )
+    full = [Head(1, h) for h in range(4)]
+    controls = head_selection.control_sets(full, sizes(3, 4, 4), 3)
+    assert [{layer for layer, _ in heads} for heads in controls] == [{2}]
+    too_many = [Head(0, h) for h in range(3)]
+    refused("too few", head_selection.control_sets, too_many, sizes(1, 4, 4), 1)
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():

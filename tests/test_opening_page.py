@@ -70,7 +70,7 @@ def judged(rows, monkeypatch):
 def test_the_second_card_names_the_results_that_no_model_shows(judged, rows, tmp_path):
     text = re.sub("<[^>]*>", "", opening_page.cards(tmp_path, rows.assign(effect=math.nan)))
     statement = claims.paper_results()["table 1"].statement
-    assert f"no model shows:table 1: {statement}" in text
+    assert f"no model reaches our bar for:table 1: {statement}" in text
     assert "figure 6:" not in text
     assert "1 of 4 tests that agree are of models that fail the task" in text
 

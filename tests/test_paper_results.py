@@ -159,6 +159,9 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
         (0.9, [0.8] * 94 + [0.9] * 6, claims.AGREES_UNSPECIFIC),
         (0.9, [0.8] * 19, claims.AGREES_TOO_FEW),
         (0.9, [], claims.AGREES_TOO_FEW),
+        # A list without a number is no test: with it in the count, 6 of 120 lists would reach 0.9.
+        (0.9, [0.8] * 94 + [0.9] * 6 + [math.nan] * 20, claims.AGREES_UNSPECIFIC),
+        (0.9, [0.8] * 19 + [math.nan] * 20, claims.AGREES_TOO_FEW),
         (0.8, [0.9] * 100, claims.PART_UNSPECIFIC),
         (0.8, [0.9] * 19, claims.PART_TOO_FEW),
         (0.8, [0.7] * 100, IN_PART),

@@ -53,6 +53,14 @@ def test_only_a_model_that_compares_solves_the_task_and_keeps_its_difference(kin
     assert (figure_6.judge(balanced) == claims.AGREES) == (kind == "compares")
 
 
+def test_no_share_is_taken_of_next_to_nothing():
+    attention = attention_of("position")
+    same = xr.where(attention.change == "as it is", 0.35, attention)
+    share = paper_results.content_share(same)
+    assert np.isnan(share) and paper_results.share_in_words(share).startswith("no share")
+    assert paper_results.share_in_words(0.125) == "12%"
+
+
 IS_TRUE = np.array([[False, False, True, True]] * 2 + [[True, True, False, False]] * 2)
 """True labels of the four prompts of a block: nearest in the first two"""
 LISTED = [Head(1, i) for i in range(5)]

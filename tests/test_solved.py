@@ -66,8 +66,8 @@ def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapt
     assert second["c"].words.startswith("does not learn the task")
     assert [row.verdict for row in chapter.rows if row.prompt_set == ON_PAPER] == [AGREES] * 4
     html = unescape(chapter.shown[0])
-    assert "On solved prompts: yes in 1 of 2 models, no in 1." in html
-    assert "In the paper's protocol: yes in all 4 models." in html
+    assert "On solved prompts: agrees in 1 of 2 models, does not agree in 1." in html
+    assert "In the paper's protocol: agrees in all 4 models." in html
     assert html.count('<th scope="row">') == 4 and html.count('<svg class="track"') == 7
     filled, hollow = html.count('r="6.5" fill="#'), html.count('r="5.5" fill="none"')
     assert (filled, hollow) == (2, 4)
@@ -95,10 +95,10 @@ def test_the_two_verdicts_are_read_apart(chapter, tmp_path, monkeypatch):
 def test_random_sets_that_are_equal_count_once():
     values = xr.DataArray([[1.0, 0], [1, 0], [1, 1]], dims=("random_set", "prompt"))
     assert evidence.different_sets(values).sizes["random_set"] == 2
-    named = values.assign_coords(sets=("random_set", ["x", "y", "y"]))
-    assert evidence.different_sets(named).values.tolist() == [[1, 0], [1, 0]]
-    by = xr.DataArray([[3.0], [4], [4]], dims=("random_set", "prompt"))
-    assert evidence.different_sets(values, by).sizes["random_set"] == 2
+    numbered = values.assign_coords(set_number=("random_set", [0, 1, 1]))
+    assert evidence.different_sets(numbered).values.tolist() == [[1, 0], [1, 0]]
+    both = xr.Dataset({"a": numbered, "b": ("random_set", [4.0, 5, 6])})
+    assert evidence.different_sets(both).b.values.tolist() == [4, 5]
 
 
 def test_halves_have_other_class_pairs_and_lists_have_the_largest_increases():

@@ -34,34 +34,51 @@ def judged(*values, random=None):
 @pytest.mark.parametrize(
     "values, random, words",
     [
-        ([1, 1], None, "Yes in both models."),
-        ([1, 0.8, 0.1], None, "Yes in 1 of 3 models, in part in 1, no in 1."),
-        ([0.1, 0.2, 0.3], None, "No in all 3 models."),
-        ([1, 1, 1], [0.0] * 20, "Yes in all 3 models. Random heads do not reach it."),
-        ([1, 1, 0.1], [1.0] * 20, "Yes in 2 of 3 models, no in 1. Random heads reach it as well."),
-        ([1], [1.0] * 19, "Yes in the only model tested."),
-        ([1, float("nan")], None, "Yes in the only model tested."),
+        ([1, 1], None, "Agrees in both models."),
+        ([1, 0.8, 0.1], None, "Agrees in 1 of 3 models, in part in 1, does not agree in 1."),
+        ([0.1, 0.2, 0.3], None, "Does not agree in any of the 3 models."),
+        ([1, 1, 1], [0.0] * 20, "Agrees in all 3 models. Random heads do not reach it."),
+        (
+            [1, 1, 0.1],
+            [1.0] * 20,
+            "Agrees in 2 of 3 models, does not agree in 1. Random heads reach it as well.",
+        ),
+        ([1], [1.0] * 19, "Agrees in the only model tested."),
+        ([1, float("nan")], None, "Agrees in the only model tested."),
         ([float("nan")], None, "Not testable in any model."),
         (
             [1, 0.8],  # one list of 20 reaches "in part" only
             [0.8, 0.8] + [0.0] * 18,
-            "Yes in 1 of 2 models, in part in 1. In 1 of these, random heads reach it as well.",
+            "Agrees in 1 of 2 models, in part in 1. In 1 of these, random heads reach it as well.",
         ),
     ],
 )
 def test_the_result_in_words_follows_from_the_verdicts(values, random, words):
-    assert strips.headline(RESULT, judged(*values, random=random)) == words
+    assert strips.headline(judged(*values, random=random)) == words
 
 
 def test_few_random_lists_are_no_test():
     rows = [*judged(1, random=[0.0] * 20), *judged(1, random=[0.0] * 3)]
-    assert strips.headline(RESULT, rows).endswith("Random heads do not reach it, as far as tested.")
+    assert strips.headline(rows).endswith("Random heads do not reach it, as far as tested.")
+
+
+def test_a_strip_says_how_many_prompts():
+    few, more, unknown = (
+        replace(judged(1)[0], prompts=n, prompt_set=claims.ON_PAPER) for n in (40, 1200, 0)
+    )
+    on_blocks = replace(judged(1)[0], prompts=184, prompt_set=claims.ON_SOLVED)
+    html = strips.strip(RESULT, [few, more, unknown, on_blocks])
+    assert "184 prompts of counterbalanced blocks, 40 to 1,200 prompts in the paper's p" in html
+    assert "In each model" not in strips.strip(RESULT, [unknown])
+    claim = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0, prompts=16)
+    html = strips.strip(CLAIM, [replace(claim, observations="classes")])
+    assert "In each model: 16 classes." in html
 
 
 def test_a_claim_is_answered_by_its_verdicts():
     row = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0)
     rows = [row, replace(row, verdict=claims.ABSENT), row]
-    assert strips.headline(CLAIM, rows) == "Holds in 2 of 3 models, absent in 1."
+    assert strips.headline(rows) == "Holds in 2 of 3 models, absent in 1."
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def never_in(judged: pd.DataFrame) -> str:
     )
     if not items:
         return ""
-    lead = "On balanced prompts, which they answer above chance, no model shows:"
+    lead = "On balanced prompts, which they answer above chance, no model reaches our bar for:"
     return f"<p>{lead}</p><ul>{items}</ul>"
 
 
@@ -263,7 +263,7 @@ def verdicts_in_words(rows: pd.DataFrame, names: Iterable[str]) -> str:
     for name in names:
         claim = claims.claims()[name]
         if own := [*rows[rows["claim"] == name].itertuples()]:
-            words = f"{escape(claim.statement)} <b>{escape(strips.headline(claim, own))}</b>"
+            words = f"{escape(claim.statement)} <b>{escape(strips.headline(own))}</b>"
             page = f"{chapter_names()[claim.chapter]}.html"
             lines += f'<li><a href="{page}#claim-{claim.anchor}">{words}</a></li>'
     return f"<ul>{lines}</ul>"
@@ -302,7 +302,7 @@ def claim_strip(rows: pd.DataFrame, claim: str) -> str:
         claim: Id of the claim.
     """
     statement, own = claims.claims()[claim], [*rows[rows["claim"] == claim].itertuples()]
-    words = f"{escape(statement.statement)} <b>{escape(strips.headline(statement, own))}</b>"
+    words = f"{escape(statement.statement)} <b>{escape(strips.headline(own))}</b>"
     return f"<p>{words}</p>{strips.strip(statement, own)}"
 
 

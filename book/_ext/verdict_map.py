@@ -108,8 +108,8 @@ def drawn(build: Path) -> str:
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
         f'<div class="verdict-map" id="verdict-map"><p>{signs}; empty: not run. Marks of the '
-        f"answers of a model that does not solve the task: {marks}.</p>"
-        f"<p><b>On prompts that the model solves</b>, {len(asked)} tests: {counted(asked)}.</p>"
+        f"answers of a model that fails the task: {marks}.</p>"
+        f"<p><b>On solved prompts</b>, {len(asked)} tests: {counted(asked)}.</p>"
         f"<div>{_tables(solved, models)}</div>"
         f"<p><b>In the paper's protocol</b>, {summary(judged)}</p>"
         f"<div>{_tables(judged, models)}</div></div>"

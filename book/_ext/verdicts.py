@@ -10,6 +10,7 @@ the name itself. The mark "meanings" is the table of the meaning of each verdict
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -42,12 +43,20 @@ def drawn(build: Path, mark: str) -> str:
 
 
 def meanings() -> str:
-    """Return the table of all verdicts, of results of the paper and of claims, with meanings."""
-    kinds = {"result of the paper": claims.RESULT_VERDICTS, "claim": claims.VERDICTS}
-    lines = ["| verdict | of a | meaning |", "| --- | --- | --- |"]
-    for kind, verdicts in kinds.items():
-        lines += [f"| {_badge(name)} | {kind} | {text} |" for name, text in verdicts.items()]
+    """Return the table of all verdicts with meanings, with a line for each idea."""
+    lines = ["| idea | of a result of the paper | of a claim |", "| --- | --- | --- |"]
+    for idea, (of_results, of_claims) in claims.IDEAS.items():
+        cells = (
+            _explained(of_results, claims.RESULT_VERDICTS),
+            _explained(of_claims, claims.VERDICTS),
+        )
+        lines.append(f"| {idea} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _explained(verdicts: Sequence[str], meanings: Mapping[str, str]) -> str:
+    """Return verdicts with their meanings, as a cell of a Markdown table."""
+    return "<br>".join(f"{_badge(verdict)} {meanings[verdict]}" for verdict in verdicts)
 
 
 def table(mark: str, rows: pd.DataFrame) -> str:

@@ -20,7 +20,7 @@ import xarray as xr
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Design, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import draw_random_sets, interleave
+from towerlab.measure.sets import draw_random_sets, equally_many, interleave
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import ASKED, ORDERS, changes_named
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -45,7 +45,6 @@ N_MITIGATION = 16
 N_DOSE = 8  # for numbers of heads
 DOSES = (1, 3, 6, 12)
 """Numbers of heads that are ablated together"""
-DRAWS = 5
 TWELVE = "the twelve"
 INTERLEAVED = "both in turn"
 """Ranking that interleaves the ranking by increase and the ranking by ablation"""
@@ -234,7 +233,7 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
 
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
-    random = draw_random_sets(pipeline, sets, DRAWS)
+    random = draw_random_sets(pipeline, sets)
     data = pipeline.run(name, Recipe(ablations, evaluated, (), sets, random))
     followed = pipeline.run(name, Recipe(looked_at, evaluated, (heads,)))
     return data.assign(followed).assign(
@@ -258,7 +257,7 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
     """
     heads = pipeline.measured("paper_ablations")["selected_head"].values
     sets = {TWELVE: [Head.parse(head) for head in heads]}
-    random = draw_random_sets(pipeline, sets, DRAWS)
+    random = draw_random_sets(pipeline, sets)
     evaluated = evaluation(pipeline, N_MITIGATION, 3)
     recipe = Recipe(remedied, evaluated, (REMEDIED,), sets, random)
     data = pipeline.run("paper_remedies", recipe)
@@ -282,14 +281,14 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     foo, bar = _mean_increases(pipeline, "dose")
     ranked = rankings((foo + bar) / 2, lost, max(DOSES))
     sets = {f"{n} {name}": heads[:n] for name, heads in ranked.items() for n in DOSES}
-    random: dict[str, list[list[Head]]] = {}
+    drawn: dict[str, list[list[Head]]] = {}
     for n in DOSES:
         name = f"{n} {INTERLEAVED}"
         try:
-            random |= draw_random_sets(pipeline, {name: sets[name]})
+            drawn |= draw_random_sets(pipeline, {name: sets[name]})
         except NotTestable:  # too few other heads are left
             break
-    recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, random)
+    recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, equally_many(drawn))
     data = pipeline.run("dose", recipe)
     names = [head_names(heads) for heads in ranked.values()]
     return data.assign(

@@ -30,14 +30,7 @@ from towerlab.measure.observations import (
 )
 from towerlab.measure.pipeline import SELECTION, Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
-from towerlab.measure.sets import (
-    BY_ATTENTION,
-    DRAWS,
-    by_increase,
-    draw_random_sets,
-    other_halves,
-    present,
-)
+from towerlab.measure.sets import BY_ATTENTION, by_increase, draw_random_sets, other_halves, present
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, steer
@@ -46,6 +39,7 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable
+from twotowers.evidence import MIN_RANDOM_SETS
 from twotowers.heads import Head, Heads
 
 from towerlab_experiments.label_reads import query_and_keys
@@ -367,7 +361,7 @@ def recipe_tower_grid_random(pipeline: Pipeline) -> Recipe:
         *((heads, directions) for heads in draw_random_sets(pipeline, sets)[BY_ATTENTION]),
         *(
             (sets[BY_ATTENTION], random_directions(directions, [pipeline.settings.seed, i]))
-            for i in range(DRAWS)
+            for i in range(MIN_RANDOM_SETS)
         ),
     ]
     return Recipe(

@@ -34,6 +34,7 @@ from twotowers import figures as _figures  # noqa: F401  charts have its theme a
 from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
+from twotowers.head_selection import MIN_ATTENTION_DIFFERENCE, label_heads_without_preference
 from twotowers.heads import Head
 from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
@@ -138,9 +139,8 @@ class Chapter(Measurements):
                     raise NotTestable(reasons[model])
                 model_denominator = None if denominator is None else denominator[model]
                 random = None if control is None else control.get(model)
-                rows.append(
-                    self._judged(line, model, values[model], model_denominator, random, template)
-                )
+                row = self._judged(line, model, values[model], model_denominator, random, template)
+                rows.append(replace(row, observations=observations))
             except NotTestable as error:
                 rows.append(verdict_row(line, model, NOT_TESTABLE, str(error)))
             except TwoTowersError as error:
@@ -151,7 +151,28 @@ class Chapter(Measurements):
             for row in rows
             if row.n
         )
+        controlled = [row.model for row in rows if row.n_random_sets]
+        if line.heads == "by attention" and "random sets" in line.control and controlled:
+            details += f". {self._stricter_control(controlled, line.heads)}"
         self._show(line, rows, "Prompts", details)
+
+    def _stricter_control(self, models: Sequence[str], judged: str) -> str:
+        """Return by name the heads of models that attend to labels as a set does, but prefer none.
+
+        Args:
+            models: Names of models.
+            judged: Name of the set.
+        """
+        names = []
+        for model in models:
+            judged_heads = self.sets[model][judged]
+            heads = label_heads_without_preference(self.models[model].heads, judged_heads)
+            names.append(f"{shown_name(model)} {', '.join(map(str, heads)) or 'none'}")
+        return (
+            "Random heads attend little to labels. A stricter control would be heads with at least "
+            "half of the attention on labels of these heads, and an attention difference below "
+            f"{MIN_ATTENTION_DIFFERENCE}: {'; '.join(names)}. They were not measured in this way."
+        )
 
     def _judged(
         self,
@@ -169,14 +190,6 @@ class Chapter(Measurements):
         if claim.id != LEARNED:
             model.check_learned()
         effect, control = model.select(claim, values, random)
-        are_sets = random is not None and "random sets" in claim.control
-        if control is not None and are_sets and claim.heads in self.sets[name]:
-            # With directions, the first half are sets of heads.
-            n_sets = control.sizes["random_set"]
-            n_drawn = n_sets // 2 if "directions" in claim.control else n_sets
-            names = self.names_of_random_sets(name, claim.heads, n_drawn)
-            names += [*map(str, range(n_drawn, n_sets))]
-            control = control.assign_coords(sets=("random_set", names))
         row = evidence.judge_claim(
             claim,
             name,
@@ -208,7 +221,7 @@ class Chapter(Measurements):
         Args:
             model: Name of the model.
             name: Name of the set.
-            n_sets: Number of sets to draw. Equal sets count once.
+            n_sets: Number of different sets, if there are so many.
         """
         try:
             heads = selected(self.sets[model], name)
@@ -216,20 +229,7 @@ class Chapter(Measurements):
         except NotTestable as error:
             pages.note(f"{model}: no random heads for comparison: {error}.")
             return []
-        return list(dict.fromkeys(tuple(sorted(heads)) for heads in sets))
-
-    def names_of_random_sets(self, model: str, name: str, n_sets: int) -> list[str]:
-        """Return the names of the random sets that a measurement drew for a named set.
-
-        They are drawn again, in the same order. Equal sets have equal names.
-
-        Args:
-            model: Name of the model.
-            name: Name of the set.
-            n_sets: Number of random sets of the measurement.
-        """
-        sets = self.models[model].draw_random_sets(self.sets[model][name], n_sets)
-        return [str(sorted(heads)) for heads in sets]
+        return [tuple(sorted(heads)) for heads in sets]
 
     table = staticmethod(intervals.table)
 

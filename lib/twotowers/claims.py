@@ -42,7 +42,8 @@ RESULT_VERDICTS = {
     AGREES: "the number reaches the rule, and random heads do not, if the result is about heads",
     IN_PART: "the number reaches the lower bound of the rule",
     NOT_SPECIFIC: "added to agrees or in part: more than 5% of the random lists do as well",
-    TOO_FEW: "added to agrees or in part: fewer than 20 different random lists could be drawn",
+    TOO_FEW: "added to agrees or in part: fewer than 20 different random lists exist, or were "
+    "measured",
     NOT_COMPARED: "a remark: the result is about no heads, so no random heads stand beside it",
     DISAGREES: "the number does not reach the rule",
     UNDECIDED: VERDICTS[UNDECIDED],
@@ -50,22 +51,31 @@ RESULT_VERDICTS = {
     NOT_TESTABLE: "there is no number, for the reason that stands beside it",
 }
 """Meanings of the verdicts on results of the paper"""
+IDEAS = {
+    "so it is": ((AGREES,), (HOLDS,)),
+    "to some degree": ((IN_PART,), (SMALL,)),
+    "random heads do as well": ((NOT_SPECIFIC,), (NOT_SPECIFIC,)),
+    "too few random heads, or none": ((TOO_FEW, NOT_COMPARED), (UNDECIDED,)),
+    "so it is not": ((DISAGREES,), (FAILS, ABSENT)),
+    "open": ((UNDECIDED,), (UNDECIDED,)),
+    "no verdict": ((NOT_JUDGED, NOT_TESTABLE), (NOT_TESTABLE,)),
+}
+"""Idea -> verdicts on results of the paper, and verdicts on claims, that say it"""
 WITHOUT_VERDICT = (NOT_JUDGED, NOT_TESTABLE)
 WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
 TASK = ("word prompts", "sentence prompts")
-"""Rows on whether a model solves the task, which mark its other rows"""
+"""Rows on whether a model solves the task (AGREES) or fails it (DISAGREES, so others are marked)"""
 UNCOUNTED = (*WITHOUT_MODEL, *TASK, "figure 13", "figure 14", "figure 15", "figure 22", "figure 25",
              "appendix E, neurons", "appendix E, coefficients")  # fmt: skip
 """Rows in no count: also repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"
-"""Marks of the answers of a model that does not solve the task: mostly one word, or the nearest
-label"""
+"""Marks of the answers of a model that fails the task: mostly one word, or the nearest label"""
 ROUNDING = 1e-9
 """A number that is below a bound by rounding reaches it"""
 ON_PAPER, ON_SOLVED = "paper", "solved"
 """Prompts of the first and of the second verdict on a result: the paper's, and counterbalanced
-blocks, whose task the model solves"""
+blocks of a model that learns the task there"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 

@@ -95,11 +95,12 @@ class EvidenceRow:
         n_random_sets: Number of different random sets.
         p: Two-sided p-value of the hypothesis that the effect equals the null.
         prompts, n, label_pairs: Numbers of prompts, of class pairs and of label pairs.
+        observations: Name of the values that are counted as prompts.
         template: Prompt template.
         smallest_effect: Smallest effect of interest, in `unit`.
         unit: Unit of the effect.
         figure: Figure of this book for a result of the paper.
-        mark: Mark of a model that does not solve the task of the result's prompts.
+        mark: Mark of a model that fails the task of the result's prompts.
         stability: Share of resamples of the prompts in which the verdict stays.
         reason: Reason of a verdict that is open, or that holds for random heads as well.
         exceedance_in_layers, n_lists_in_layers: For a result of the paper, share of the random
@@ -131,6 +132,7 @@ class EvidenceRow:
     prompts: int = 0
     n: int = 0
     label_pairs: int = 0
+    observations: str = "prompts"
     template: str = ""
     smallest_effect: float = np.nan
     unit: str = ""
@@ -229,8 +231,7 @@ def judge_claim(
         model: Name of the model.
         values: Effect on each prompt, over (prompt,).
         denominator: Denominator on each prompt, over (prompt,), if the claim is about a share.
-        control: The same values of random sets, over (random_set, prompt). An optional coordinate
-            `sets` has the names of the sets.
+        control: The same values of random sets, over (random_set, prompt) (`different_sets`).
         logit_difference: The model's own logit difference (nats).
         template: Prompt template, in words.
 
@@ -321,20 +322,22 @@ def _control(
     )
 
 
-def different_sets(control: xr.DataArray, by: xr.DataArray | None = None) -> xr.DataArray:
+def different_sets(control: Any) -> Any:
     """Return random sets of heads of which no two are equal.
 
-    Sets differ by their names, a coordinate `sets`, or without names by values, which are equal for
-    equal sets.
-
     Args:
-        control: Values of random sets, over (random_set, ...).
-        by: Other values of the same sets that tell them apart, by default `control`.
+        control: Values of random sets, over (random_set, ...), as an array or a dataset. Equal sets
+            have equal numbers in the coordinate `set_number` (`files.select_random_sets`). In an
+            array without it, they have equal values.
+
+    Returns:
+        The values without repeated sets, and without the coordinate.
     """
-    labels = control.coords.get("sets", control if by is None else by)
+    labels = control.coords.get("set_number", control)
     labels = labels.transpose("random_set", ...).values
     is_repeated = pd.DataFrame(labels.reshape(len(labels), -1)).duplicated()
-    return control.isel(random_set=~is_repeated.values)
+    different = control.isel(random_set=~is_repeated.values)
+    return different.drop_vars("set_number", errors="ignore")
 
 
 def _check_prompts(

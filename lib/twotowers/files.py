@@ -33,6 +33,11 @@ from twotowers.names import precomputed_models
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
+SAME_ANSWERS = 0.9
+"""Smallest share of answers that are the same in equal sets of heads, in a file that does not
+number its sets: in these files 97% or more are, since few are rounded in two ways, and in different
+sets 75% or fewer"""
+
 
 class UnexpectedVariables(TwoTowersError):
     """A measurement that differs from data/variables.csv."""
@@ -134,14 +139,16 @@ def select_named_sets(data: xr.Dataset) -> xr.Dataset:
     if "matched_set" not in data.coords:
         return data
     named = data.isel(head_set=(data["matched_set"] == "").values)
-    return named.drop_vars(["matched_set", "control"], errors="ignore")
+    return named.drop_vars(["matched_set", "set_number", "control"], errors="ignore")
 
 
 def select_random_sets(data: xr.Dataset) -> xr.Dataset | None:
     """Return a measurement of the random sets over (head_set, random_set, ...), or None.
 
     `head_set` is the named set that the random sets are matched to. The scalar coordinate `control`
-    names the random part: "random sets" or "random sets and directions".
+    names the random part: "random sets" or "random sets and directions". The coordinate
+    `set_number` (head_set, random_set) is equal for equal sets. Files of before 2026-11-29 lack it,
+    and equal sets are those with the same answers.
 
     Args:
         data: A measurement.
@@ -155,7 +162,25 @@ def select_random_sets(data: xr.Dataset) -> xr.Dataset | None:
     size = random.sizes["head_set"] // len(names)
     random = random.drop_vars(["head_set", "matched_set"])
     by_set = random.coarsen(head_set=size).construct(head_set=("head_set", "random_set"))
-    return by_set.assign_coords(head_set=names, random_set=range(size))
+    by_set = by_set.assign_coords(head_set=names, random_set=range(size))
+    if "set_number" in by_set.coords:
+        return by_set
+    numbers = [_set_numbers(by_set["logit_difference"].sel(head_set=name)) for name in names]
+    return by_set.assign_coords(set_number=(("head_set", "random_set"), numbers))
+
+
+def _set_numbers(answers: xr.DataArray) -> list[int]:
+    """Return for each random set the number of the first one with the same answers.
+
+    Args:
+        answers: Answers over (random_set, ...).
+    """
+    rows = answers.transpose("random_set", ...).values.reshape(answers.sizes["random_set"], -1)
+    numbers: list[int] = []
+    for i, row in enumerate(rows):
+        is_same = (rows[:i] == row).mean(1) >= SAME_ANSWERS
+        numbers.append(int(is_same.argmax()) if is_same.any() else i)
+    return numbers
 
 
 def select_labels(data: xr.Dataset, labels: str) -> xr.Dataset:

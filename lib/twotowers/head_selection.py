@@ -18,7 +18,7 @@ Every function is pure: it takes measurements of heads and returns lists of head
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -33,10 +33,10 @@ HEADS_PER_SET = 5
 MAX_K = 4
 MIN_ATTENTION_DIFFERENCE = 0.02
 MIN_WRITTEN = 0.1
-RANDOM_LISTS = 1000
-"""Number of random lists that a list is compared with"""
+DRAWS = 1000
+"""Maximum number of draws of random sets, of which equal ones count once"""
 SINGLE_HEADS = 20
-"""Number of other heads that a single head is compared with"""
+"""Number of other heads that a single head is compared with, if its layer has not more"""
 SETS = {
     "by attribution": ("attribution", 0.0),
     "by written logit difference": ("written logit difference", MIN_WRITTEN),
@@ -224,34 +224,49 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     return top_heads(abs(mean), k)
 
 
-def draw_matched_sets(
-    heads: Heads, measured: np.ndarray, n_key_value_heads: int, n_sets: int
-) -> list[list[Head]]:
-    """Return random sets with the same number of heads in the same layers.
+def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> list[list[Head]]:
+    """Return different random sets of heads in place of a set, or of a list.
 
-    No head is from the key-value groups of `heads`. If a layer has too few such heads, heads of the
-    nearest layers are drawn (the layer above before the layer below).
+    As many heads as possible are from the layer of the head that they replace, and the others from
+    the nearest layers (the layer above before the layer below). A single head is replaced by each
+    head of its layer, and by heads of the nearest layers until there are SINGLE_HEADS.
+
+    The sets do not depend on the order of `heads`, and each random head stands at the place of the
+    head that it replaces. Sets are drawn one after the other, so fewer sets are the first of more.
+
+        >>> free = in_other_groups([Head(0, 0)], np.ones((1, 4), bool), n_key_value_heads=4)
+        >>> sorted(draw_random_sets([Head(0, 0)], free))
+        [[Head(layer=0, head=1)], [Head(layer=0, head=2)], [Head(layer=0, head=3)]]
 
     Args:
-        heads: Set that random sets are matched to.
-        measured: Booleans over (layer, head), true for heads that can be drawn.
-        n_key_value_heads: Number of key-value heads of a layer.
-        n_sets: Number of random sets. The same set may occur more than once.
+        heads: Heads to replace.
+        free: Booleans over (layer, head), true for heads that can be drawn (`in_other_groups`,
+            `in_same_layers`).
+        n_sets: Number of different sets, if there are so many among DRAWS draws.
 
-    Raises:
-        NotTestable: If the model has too few other heads.
+    Returns:
+        Sets of heads, or nothing if fewer heads are free than a set has.
     """
-    free = _outside_groups(heads, measured, n_key_value_heads)
-    if free.sum() < len(heads):
-        raise NotTestable(
-            f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
-            "choose a smaller top_k"
-        )
+    if not 0 < len(heads) <= free.sum():
+        return []
+    if len(heads) == 1:
+        return _nearest_heads(Head(*heads[0]), free)[:n_sets]
     rng = np.random.default_rng([0, SEEDS["random sets"]])
-    sets = []
-    for pools in islice(_shuffled_pools(rng, free), n_sets):
-        sets.append([_take_nearest(pools, layer) for layer, _ in heads])
-    return sets
+    sets: dict[tuple[Head, ...], list[Head]] = {}
+    for pools in islice(_shuffled_pools(rng, free), DRAWS):
+        random_set = _take(pools, heads)
+        sets.setdefault(tuple(sorted(random_set)), random_set)
+        if len(sets) == n_sets:
+            break
+    return list(sets.values())
+
+
+def _nearest_heads(single: Head, free: np.ndarray) -> list[list[Head]]:
+    """Return all free heads of the layer of a head, or more of near layers, each as a set."""
+    others = [Head(layer, head) for layer, head in np.argwhere(free).tolist()]
+    nearest = sorted(others, key=lambda head: abs(head.layer - single.layer))
+    n = max(SINGLE_HEADS, free[single.layer].sum())
+    return [[head] for head in nearest[:n]]
 
 
 def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> Iterator[list[list[int]]]:
@@ -259,6 +274,21 @@ def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> Iterator[list
     numbers = [np.flatnonzero(in_layer) for in_layer in free]
     while True:
         yield [rng.permutation(in_layer).tolist() for in_layer in numbers]
+
+
+def _take(pools: Sequence[list[int]], heads: Heads) -> list[Head]:
+    """Take a head out of the pools for each head, first where the own layer has one."""
+    replacements = {}
+    ordered = sorted(heads)
+    for head in ordered:
+        layer, _ = head
+        if pools[layer]:
+            replacements[head] = _take_nearest(pools, layer)
+    for head in ordered:
+        if head not in replacements:
+            layer, _ = head
+            replacements[head] = _take_nearest(pools, layer)
+    return [replacements[head] for head in heads]
 
 
 def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
@@ -271,8 +301,17 @@ def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
     return Head(nearest, number)
 
 
-def _outside_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
-    """Return as booleans (layer, head) the measured heads outside the heads' key-value groups."""
+def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
+    """Return which measured heads are outside the key-value groups of some heads.
+
+    Args:
+        heads: Heads to replace.
+        measured: Booleans over (layer, head), true for heads that were measured.
+        n_key_value_heads: Number of key-value heads of a layer.
+
+    Returns:
+        Booleans over (layer, head).
+    """
     free = measured.copy()
     n_heads = measured.shape[1]
     size = n_heads // n_key_value_heads
@@ -282,79 +321,48 @@ def _outside_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) 
     return free
 
 
-def _other_heads(heads: Heads, measured: np.ndarray) -> np.ndarray:
-    """Return as booleans (layer, head) the measured heads that are not among some heads."""
-    free = measured.copy()
-    for layer, head in heads:
-        free[layer, head] = False
-    return free
-
-
-def draw_random_lists(
-    heads: Sequence[Head], measured: np.ndarray, n_key_value_heads: int
-) -> list[list[Head]]:
-    """Return different random lists of heads from other key-value groups than those of a list.
-
-    As many heads as possible are from the layer of the head that they replace, and the others from
-    the nearest layers (the layer above before the layer below). The lists do not depend on the
-    order of `heads`, and each random head stands at the place of the head that it replaces. There
-    are up to RANDOM_LISTS lists; for a single head, the SINGLE_HEADS nearest heads; and none if too
-    few heads were measured.
+def in_same_layers(heads: Heads, measured: np.ndarray) -> np.ndarray:
+    """Return which measured heads are other heads of the layers of some heads.
 
     Args:
-        heads: List of heads.
-        measured: Booleans over (layer, head), true for heads that can be drawn.
-        n_key_value_heads: Number of key-value heads of a layer.
+        heads: Heads to replace.
+        measured: Booleans over (layer, head), true for heads that were measured.
+
+    Returns:
+        Booleans over (layer, head), all false if a layer has too few other heads.
     """
-    free = _outside_groups(heads, measured, n_key_value_heads)
-    if len(heads) == 1:
-        (single,) = heads
-        others = [Head(layer, head) for layer, head in np.argwhere(free).tolist()]
-        nearest = sorted(others, key=lambda head: abs(head.layer - single.layer))
-        return [[head] for head in nearest[:SINGLE_HEADS]]
-    if free.sum() < len(heads):
-        return []
-    return _draw_lists(heads, free)
-
-
-def draw_lists_in_layers(heads: Sequence[Head], measured: np.ndarray) -> list[list[Head]]:
-    """Return different random lists of any other heads of the same layers as those of a list.
-
-    There are no lists if a layer has too few other heads.
-
-    Args:
-        heads: List of heads.
-        measured: Booleans over (layer, head), true for heads that can be drawn.
-    """
-    free = _other_heads(heads, measured)
+    free = np.zeros_like(measured)
     n_in_layer = np.zeros(len(measured), dtype=int)
     for layer, _ in heads:
+        free[layer] = measured[layer]
         n_in_layer[layer] += 1
-    too_few = free.sum(1) < n_in_layer
-    if too_few.any():
-        return []
-    return _draw_lists(heads, free)
+    for layer, head in heads:
+        free[layer, head] = False
+    is_enough = (free.sum(1) >= n_in_layer).all()
+    return free & is_enough
 
 
-def _draw_lists(heads: Heads, free: np.ndarray) -> list[list[Head]]:
-    """Return different lists of free heads, first from the layer of the head that they replace."""
-    rng = np.random.default_rng([0, SEEDS["random sets"]])
-    lists: dict[tuple[Head, ...], list[Head]] = {}
-    ordered = sorted(heads)
-    for pools in islice(_shuffled_pools(rng, free), RANDOM_LISTS):
-        replacements = {}
-        for head in ordered:
-            layer, _ = head
-            if pools[layer]:
-                replacements[head] = _take_nearest(pools, layer)
-        for head in ordered:
-            if head not in replacements:
-                layer, _ = head
-                replacements[head] = _take_nearest(pools, layer)
-        random_list = [replacements[head] for head in heads]
-        key = tuple(sorted(random_list))
-        lists.setdefault(key, random_list)
-    return list(lists.values())
+def control_sets(heads: Heads, sizes: Mapping[Hashable, Any], n_sets: int) -> list[list[Head]]:
+    """Return different random sets of any heads of a model, in other key-value groups.
+
+    Args:
+        heads: Set that random sets are matched to.
+        sizes: Numbers of `layers`, `heads` and `key_value_heads` of the model, from the attributes
+            of a measurement.
+        n_sets: Number of different sets, if there are so many.
+
+    Raises:
+        NotTestable: If the model has too few other heads.
+    """
+    every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
+    free = in_other_groups(heads, every_head, sizes["key_value_heads"])
+    sets = draw_random_sets(heads, free, n_sets)
+    if not sets:
+        raise NotTestable(
+            f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
+            "choose a smaller top_k"
+        )
+    return sets
 
 
 def share_in_layer(heads: Heads, lists: Sequence[Heads]) -> float:
@@ -384,7 +392,7 @@ def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.Dat
         Booleans over (random_set, layer, head).
     """
     mask = mask.transpose("layer", "head")
-    masks = mask.expand_dims(random_set=RANDOM_LISTS)
+    masks = mask.expand_dims(random_set=DRAWS)
     flat = masks.stack(shuffled=dims)
     rng = np.random.default_rng(0)
     shuffled = rng.permuted(flat.values, axis=-1)

@@ -22,7 +22,6 @@ from twotowers.heads import Head, Heads
 from twotowers.measurements import Measurements
 from twotowers.settings import Template
 
-DRAWS = 1000
 CHANCE, LEARNS = 0.5, 0.6
 """Accuracy of guessing between two labels, and the accuracy below which a model does not learn the
 task (`JudgedModel.check_learned`)"""
@@ -101,16 +100,16 @@ class JudgedModel:
             reason = "does not learn the task"
         raise NotTestable(f"{reason}: accuracy {replace(self.accuracy, low=low, high=high):.0%}")
 
-    def draw_random_sets(self, heads: Heads, n_sets: int = DRAWS) -> list[list[Head]]:
-        """Return random sets that are matched to a set of heads.
+    def draw_random_sets(
+        self, heads: Heads, n_sets: int = head_selection.DRAWS
+    ) -> list[list[Head]]:
+        """Return different random sets in place of a set (`head_selection.control_sets`).
 
         Args:
-            heads: Heads to match.
-            n_sets: Number of random sets. The same set may occur more than once.
+            heads: Heads to replace.
+            n_sets: Number of different sets, if there are so many.
         """
-        sizes = self.heads.attrs
-        every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
-        return head_selection.draw_matched_sets(heads, every_head, sizes["key_value_heads"], n_sets)
+        return head_selection.control_sets(heads, self.heads.attrs, n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None

@@ -38,10 +38,11 @@ from twotowers.claims import (
     UNDECIDED,
     PaperResult,
 )
-from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
+from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, different_sets
 from twotowers.head_selection import (
-    draw_lists_in_layers,
-    draw_random_lists,
+    draw_random_sets,
+    in_other_groups,
+    in_same_layers,
     select_heads,
     select_sets,
     share_in_layer,
@@ -55,6 +56,8 @@ BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels ex
 MIN_STABILITY = 0.6
 """Share of the resamples of the prompts that have the verdict; below it, it is undecided"""
 LABELS = ["true label", "false label"]
+MIN_DIFFERENCE = 0.01
+"""Difference in attention below which no share of it is taken"""
 ATTENTION = {
     "attention": ["attention_true", "attention_other"],
     "mean_attention": ["mean_attention_true", "mean_attention_other"],
@@ -77,6 +80,7 @@ class Result(NamedTuple):
         in_layers: The same number in random lists of any other heads of the same layers.
         share_in_layer: Share of the heads of `random` that are in the layer of the head that they
             replace.
+        prompts: Number of prompts behind `value`, 0 if it is a mean of recorded means.
     """
 
     value: float
@@ -85,6 +89,7 @@ class Result(NamedTuple):
     resampled: ArrayLike | None = None
     in_layers: ArrayLike | None = None
     share_in_layer: float = math.nan
+    prompts: int = 0
 
 
 class Solved(NamedTuple):
@@ -131,8 +136,9 @@ def compare(
             (..., selected_head), by default the means of `values`. Missing heads are not drawn.
         resamples: Values of resampled prompts, over (resample, ...), if they are not means of
             `values`.
-        control: Values of random heads that were measured, with the dimension `random_set`. Sets
-            of heads that it lacks, such as "none", have the values of `values`.
+        control: Values of random heads that were measured, with the dimension `random_set`. Equal
+            sets count once. Sets of heads that it lacks, such as "none", have the values of
+            `values`.
         sizes: Numbers of `layers`, `heads` and `key_value_heads` of the model, from the attributes
             of a measurement, for a result about a list of heads.
     """
@@ -148,18 +154,21 @@ def compare(
         value,
         words if isinstance(words, str) else words(means),
         resampled=None if resamples is None else statistic(resamples),
+        prompts=values.sizes.get("prompt", 0),
     )
     if control is not None:
-        random = _with_named_sets(mean_over_prompts(control), means)
+        random = _with_named_sets(mean_over_prompts(different_sets(control)), means)
         return found._replace(random=statistic(random))
     if heads is None:
         return found
     measured = _drawable(grid, others)
-    lists = draw_random_lists(listed, measured, (sizes or {})["key_value_heads"])
+    other_groups = in_other_groups(listed, measured, (sizes or {})["key_value_heads"])
+    same_layers = in_same_layers(listed, measured)
+    lists, in_layers = (draw_random_sets(listed, free) for free in (other_groups, same_layers))
     return found._replace(
         random=_in_lists(statistic, grid, lists),
         share_in_layer=share_in_layer(listed, lists),
-        in_layers=_in_lists(statistic, grid, draw_lists_in_layers(listed, measured)),
+        in_layers=_in_lists(statistic, grid, in_layers),
     )
 
 
@@ -187,7 +196,9 @@ def compare_lists(
         for lists in ([judged, *others], [shuffled_lists, *others], resamples)
     )
     text = words if isinstance(words, str) else words(measured)
-    return Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
+    found = Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
+    first, *_ = increases.values()
+    return found._replace(prompts=first.sizes["prompt"])
 
 
 def compare_task(balance: xr.Dataset) -> Result:
@@ -208,7 +219,7 @@ def compare_task(balance: xr.Dataset) -> Result:
 
 
 def task_mark(balance: xr.Dataset) -> str:
-    """Return the mark of a model that does not solve the task, "" for one that does.
+    """Return the mark of a model that fails the task, "" for another.
 
     Args:
         balance: Measurement `paper_balance` of the model.
@@ -263,11 +274,26 @@ def content_share(attention: xr.DataArray) -> float:
             of the prompts in BALANCED.
 
     Returns:
-        Mean difference over BALANCED, as a share of that in the paper's order.
+        Mean difference over BALANCED, as a share of that in the paper's order. NaN if the latter is
+        smaller than MIN_DIFFERENCE, of either sign.
     """
     true, false = (attention.sel(label=label, change=BALANCED) for label in LABELS)
     difference = (true - false).mean([dim for dim in true.dims if dim != "change"])
-    return float(difference.mean() / difference.sel(change=BALANCED[0]))
+    in_paper = float(difference.sel(change=BALANCED[0]))
+    if abs(in_paper) < MIN_DIFFERENCE:
+        return math.nan
+    return float(difference.mean()) / in_paper
+
+
+def share_in_words(share: float) -> str:
+    """Return a share of `content_share` in words.
+
+    Args:
+        share: The share, or NaN.
+    """
+    if math.isnan(share):
+        return f"no share (a difference below {MIN_DIFFERENCE})"
+    return f"{share:.0%}"
 
 
 def judge(result: PaperResult, found: Result) -> dict[str, Any]:
@@ -290,16 +316,14 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     """
     verdict = result.judge(found.value)
     row: dict[str, Any] = {"effect": found.value, "verdict": verdict, "words": found.words}
+    row["prompts"] = found.prompts
     if found.resampled is not None and verdict not in (NOT_TESTABLE, NOT_JUDGED):
         row["stability"] = np.mean([result.judge(x) == verdict for x in np.ravel(found.resampled)])
-    random, in_layers = (
-        np.ravel(np.asarray([] if lists is None else lists, dtype=float))
-        for lists in (found.random, found.in_layers)
-    )
+    random, in_layers = _numbers(found.random), _numbers(found.in_layers)
     row |= {"share_in_layer": found.share_in_layer, "n_lists_in_layers": in_layers.size}
     if random.size:
-        low, high = np.nanquantile(random, [0.05, 0.95])
-        row |= {"control": np.nanmean(random), "control_low": low, "control_high": high}
+        low, high = np.quantile(random, [0.05, 0.95])
+        row |= {"control": random.mean(), "control_low": low, "control_high": high}
         row["n_random_sets"] = random.size
     if verdict in (AGREES, IN_PART):
         row["exceedance"] = _reach(result, random, verdict)
@@ -311,6 +335,15 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
         row["verdict"] = UNDECIDED
         row["reason"] = f"{verdict} in only {row['stability']:.0%} of resamples"
     return row
+
+
+def _numbers(lists: ArrayLike | None) -> np.ndarray:
+    """Return the numbers of random lists. A list without a number is no test, and counts nowhere.
+
+    Otherwise a list whose number does not exist would count as one that does not reach the verdict.
+    """
+    values = np.ravel(np.asarray([] if lists is None else lists, dtype=float))
+    return values[~np.isnan(values)]
 
 
 def _reach(result: PaperResult, lists: np.ndarray, verdict: str) -> float:

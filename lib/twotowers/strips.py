@@ -1,10 +1,9 @@
 """The block of one statement: our result in words, and a strip with one line for each model.
 
     >>> from twotowers.evidence import EvidenceRow
-    >>> figure_6 = claims.paper_results()["figure 6"]
     >>> row = EvidenceRow("figure 6", "m", claims.AGREES, "5 of 5 heads", "", "4", effect=1.0)
-    >>> headline(figure_6, [row])
-    'Yes in the only model tested.'
+    >>> headline([row])
+    'Agrees in the only model tested.'
 
 A dot is the judged number, a grey tick the mean of random heads, and a grey band the range of 90%
 of them. A result of the paper with a second verdict has two lines for each model: a filled dot on
@@ -34,11 +33,17 @@ DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
 MARGIN = 0.05  # on both sides of the axis, as a share of its range
 STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
 LARGEST_SHARE = 1.5  # above it a number whose measure mentions a share is no share itself
-ANSWERS = {claims.AGREES: "yes", claims.IN_PART: "in part", claims.DISAGREES: "no"}
 MARKS = {
     claims.BY_POSITION: "model says the nearest label",
     claims.BY_WORD: "model says one label word",
 }
+
+SIZES_OF = {
+    claims.ON_SOLVED: " of counterbalanced blocks",
+    claims.ON_PAPER: " in the paper's protocol",
+    "": "",
+}
+"""Prompts of a verdict, after their number"""
 
 Row = Any
 """Row of evidence: an `EvidenceRow`, or a row of a table that has its fields as columns"""
@@ -116,7 +121,7 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
     return (
         f'<div class="claim {kind}" id="{kind}-{statement.anchor}">'
         f'<p class="statement">{title}{escape(statement.statement)}</p>'
-        f"{_answers(statement, rows)}"
+        f"{_answers(rows)}"
         f"{strip(statement, rows)}{_without_second(statement)}"
         f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
     )
@@ -145,68 +150,70 @@ def entry(result: PaperResult, rows: Iterable[Row]) -> str:
         place = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{result.anchor}"
         name = f"ours: {figure}" if figure else "numbers"
         title += f' <a href="{page}.ipynb#{place}">{name}</a>'
-    body = _answers(result, rows) + strip(result, rows) + _without_second(result)
+    body = _answers(rows) + strip(result, rows) + _without_second(result)
     if not rows:
         body = f"<p>Not run: {escape(result.not_run or 'its chapter has no results yet')}.</p>"
     return f'<div class="claim paper" id="row-{result.anchor}">\n\n{title}\n\n{body}\n\n</div>'
 
 
-def headline(statement: Statement, rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[Row]) -> str:
     """Return our result on a statement in words, from its verdicts, with a line for each of two.
 
     Args:
-        statement: Claim, or result of the paper.
-        rows: Rows of evidence of the statement, with those of the second verdict.
+        rows: Rows of evidence of one claim or result of the paper, with those of the second
+            verdict.
     """
     second = [row for row in rows if row.prompt_set == claims.ON_SOLVED]
     first = [row for row in rows if row.prompt_set != claims.ON_SOLVED]
     if not second:
-        return _in_words(statement, first)
-    on_solved, on_paper = (_in_words(statement, part) for part in (second, first))
+        return _in_words(first)
+    on_solved, on_paper = (_in_words(part) for part in (second, first))
     on_solved, on_paper = (text[:1].lower() + text[1:] for text in (on_solved, on_paper))
     return f"On solved prompts: {on_solved}\nIn the paper's protocol: {on_paper}"
 
 
-def _answers(statement: Statement, rows: Sequence[Row]) -> str:
+def _answers(rows: Sequence[Row]) -> str:
     """Return our result on a statement in words, as HTML with a paragraph for each verdict."""
-    lines = headline(statement, rows).splitlines()
+    lines = headline(rows).splitlines()
     return "".join(f'<p class="answer">{escape(line)}</p>' for line in lines)
 
 
-def _in_words(statement: Statement, rows: Sequence[Row]) -> str:
-    """Return verdicts on a statement in words."""
+def _in_words(rows: Sequence[Row]) -> str:
+    """Return verdicts on one statement in words."""
     tested = [row for row in rows if row.verdict != claims.NOT_TESTABLE]
     if not tested:
         return "Not testable in any model."
-    answers = [_answer(statement, row.verdict) for row in tested]
+    answers = [claims.answer(row.verdict) for row in tested]
     counts = {answer: answers.count(answer) for answer in _ordered(answers)}
     n_models = len(tested)
     if n_models == 1:
         words = f"{answers[0]} in the only model tested"
     elif len(counts) == 1:
-        words = f"{answers[0]} in {'both' if n_models == 2 else f'all {n_models}'} models"
+        words = f"{answers[0]} in {_all_of(n_models, answers[0])}"
     else:
         first, *others = (f"{answer} in {n}" for answer, n in counts.items())
         words = ", ".join([f"{first} of {n_models} models", *others])
-    return f"{words[:1].upper()}{words[1:]}. {_about_random(tested, statement)}".strip()
+    return f"{words[:1].upper()}{words[1:]}. {_about_random(tested)}".strip()
 
 
-def _answer(statement: Statement, verdict: str) -> str:
-    """Return a verdict as an answer to the statement."""
-    if isinstance(statement, Claim):
-        return verdict
-    return ANSWERS.get(claims.answer(verdict), verdict)
+def _all_of(n_models: int, answer: str) -> str:
+    """Return all of two or more models in words, which differ after a "not"."""
+    if answer in (claims.DISAGREES, claims.FAILS):
+        return "either model" if n_models == 2 else f"any of the {n_models} models"
+    return "both models" if n_models == 2 else f"all {n_models} models"
 
 
 def _ordered(answers: Iterable[str]) -> list[str]:
     """Return different answers in the order of the verdicts."""
-    order = [*ANSWERS.values(), *claims.VERDICTS]
-    return sorted({*answers}, key=lambda answer: order.index(answer) if answer in order else 99)
+    answers_to_paper = claims.AGREES, claims.IN_PART, claims.DISAGREES
+    order = [*answers_to_paper, *claims.VERDICTS, *claims.RESULT_VERDICTS]
+    return sorted({*answers}, key=order.index)
 
 
-def _about_random(rows: Sequence[Row], statement: Statement) -> str:
+def _about_random(rows: Sequence[Row]) -> str:
     """Return a sentence on random heads in the models that agree at least in part."""
-    positive = [row for row in rows if _answer(statement, row.verdict) in ("yes", "in part")]
+    agree = (claims.AGREES, claims.IN_PART)
+    positive = [row for row in rows if claims.answer(row.verdict) in agree]
     compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
     reached = sum(claims.about_control(row.verdict) == claims.NOT_SPECIFIC for row in compared)
     if not compared:
@@ -255,8 +262,20 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
     return (
         f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
         f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
-        f'<p class="strip-key">{measure}{reason}<br>{_key(drawn, statement)}</p>'
+        f'<p class="strip-key">{measure}{reason}<br>{_key(drawn, statement)}{_sizes(drawn)}</p>'
     )
+
+
+def _sizes(rows: Sequence[Row]) -> str:
+    """Return how many prompts the numbers of a strip rest on, as HTML, "" if that is not known."""
+    parts = []
+    for prompt_set in (claims.ON_SOLVED, claims.ON_PAPER, ""):
+        own = [row for row in rows if row.prompt_set == prompt_set and row.prompts]
+        if own:
+            sizes = sorted(int(row.prompts) for row in own)
+            most = f" to {sizes[-1]:,}" if sizes[-1] > sizes[0] else ""
+            parts.append(f"{sizes[0]:,}{most} {own[0].observations}{SIZES_OF[prompt_set]}")
+    return f"<br>In each model: {', '.join(parts)}." if parts else ""
 
 
 def _published(statement: Statement) -> float:

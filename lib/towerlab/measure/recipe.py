@@ -56,7 +56,9 @@ class Recipe:
         return {**self.sets, **random}
 
     def with_matched_sets(self, data: xr.Dataset) -> xr.Dataset:
-        """Return a dataset with the coordinates `matched_set` and `control`.
+        """Return a dataset with the coordinates `matched_set`, `set_number` and `control`.
+
+        Random sets that are repeated (`sets.equally_many`) have equal numbers.
 
         Args:
             data: Result of the recipe, with a dimension `head_set` if the recipe has sets.
@@ -66,8 +68,18 @@ class Recipe:
         """
         if not self.sets:
             return data
-        matched = [name.rpartition(RANDOM)[0] for name in data["head_set"].values]
-        return data.assign_coords(matched_set=("head_set", matched), control=self.drawn)
+        names = data["head_set"].values
+        matched = [name.rpartition(RANDOM)[0] for name in names]
+        numbers = {
+            f"{name}{RANDOM}{i}": next(j for j, other in enumerate(drawn) if other is one)
+            for name, drawn in self.control.items()
+            for i, one in enumerate(drawn)
+        }
+        return data.assign_coords(
+            matched_set=("head_set", matched),
+            set_number=("head_set", [numbers.get(name, 0) for name in names]),
+            control=self.drawn,
+        )
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:

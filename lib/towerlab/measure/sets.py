@@ -1,12 +1,16 @@
-"""Sets of heads that recipes share: sets by a rule, random sets, and cross-fitted sets."""
+"""Sets of heads that recipes share: sets by a rule, random sets, and cross-fitted sets.
+
+>>> interleave([Head(0, 1), Head(0, 2)], [Head(0, 2), Head(1, 0)], 3)
+[Head(layer=0, head=1), Head(layer=0, head=2), Head(layer=1, head=0)]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from twotowers import head_selection
 from twotowers.errors import NotTestable
+from twotowers.evidence import MIN_RANDOM_SETS
 from twotowers.files import select_labels
 from twotowers.heads import Head, HeadSets
 
@@ -14,39 +18,56 @@ from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts.prompt import Encoded, Prompts
 
-DRAWS = 20
-"""Number of random sets for a set that is changed at all positions.
-
-A file contains its own number of random sets. Sets are drawn one after the other, so a file with
-fewer sets is shorter and not stale: each row of evidence prints its number of sets."""
 AT_LAST = 100
-"""Number of random sets for a set that is changed at the last position only, which costs less"""
+"""Number of random sets for a set that is changed at the last position only, which costs less than
+a change at all positions"""
 QUICK = 15
 """Minimum number of evaluation blocks of a full measurement; fewer are a preview"""
 BY_ATTENTION = "by attention"
 
 
 def draw_random_sets(
-    pipeline: Pipeline, sets: HeadSets, n_sets: int = DRAWS
+    pipeline: Pipeline, sets: HeadSets, n_sets: int = MIN_RANDOM_SETS
 ) -> dict[str, list[list[Head]]]:
-    """Return random sets matched to each set, without any head of that set.
+    """Return different random sets in place of each set, equally many, of other key-value groups.
 
     Args:
         pipeline: Pipeline of the model.
         sets: Name -> heads.
-        n_sets: Number of random sets of each set; in a preview at most DRAWS.
+        n_sets: Number of random sets of each set, if there are so many; in a preview at most
+            MIN_RANDOM_SETS.
 
     Returns:
         Name -> random sets.
+
+    Raises:
+        NotTestable: If the model has too few other heads.
     """
-    model = pipeline.model
     if pipeline.settings.evaluation_blocks < QUICK:
-        n_sets = min(n_sets, DRAWS)
-    every_head = np.ones((model.n_layers, model.n_heads), dtype=bool)
-    return {
-        name: head_selection.draw_matched_sets(heads, every_head, model.n_key_value_heads, n_sets)
-        for name, heads in sets.items()
+        n_sets = min(n_sets, MIN_RANDOM_SETS)
+    model = pipeline.model
+    sizes = {
+        "layers": model.n_layers,
+        "heads": model.n_heads,
+        "key_value_heads": model.n_key_value_heads,
     }
+    drawn = {
+        name: head_selection.control_sets(heads, sizes, n_sets) for name, heads in sets.items()
+    }
+    return equally_many(drawn)
+
+
+def equally_many(drawn: Mapping[str, list[list[Head]]]) -> dict[str, list[list[Head]]]:
+    """Return equally many random sets for each set, because a file has so.
+
+    If fewer exist for one set than for another, these are repeated. Equal sets count once
+    (`files.select_random_sets`).
+
+    Args:
+        drawn: Name -> different random sets, at least one.
+    """
+    most = max(map(len, drawn.values()), default=0)
+    return {name: [of[i % len(of)] for i in range(most)] for name, of in drawn.items()}
 
 
 def other_halves(
