@@ -18,7 +18,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import PaperResult, Statement
+from twotowers.claims import UNDECIDED, PaperResult, Statement
 from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
@@ -119,12 +119,15 @@ def verdict_table(
 
 
 def _cell(row: Any, numbers: bool) -> str:
-    """Return the verdict of a row, in its colour, with its numbers."""
+    """Return the verdict of a row, in its colour, with its numbers, and why it is undecided."""
     words = escape(row.words).replace("|", "&#124;")
-    title, small_print = words, ""
+    beside = []
     if numbers:
-        effect = words.partition(";")[0].replace(", ", ",&nbsp;")
-        title, small_print = "", f"<br><small>{effect}</small>"
+        beside.append(words.partition(";")[0].replace(", ", ",&nbsp;"))
+    if row.verdict == UNDECIDED:
+        beside.append(escape(row.reason))
+    small_print = "".join(f"<br><small>{text}</small>" for text in beside if text)
+    title = "" if numbers else words
     name, verdict = verdict_class(row.verdict), escape(row.verdict)
     return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
 

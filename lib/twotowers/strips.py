@@ -207,7 +207,7 @@ def _ordered(answers: Iterable[str]) -> list[str]:
     """Return different answers in the order of the verdicts."""
     answers_to_paper = claims.AGREES, claims.IN_PART, claims.DISAGREES
     order = [*answers_to_paper, *claims.VERDICTS, *claims.RESULT_VERDICTS]
-    return sorted({*answers}, key=order.index)
+    return sorted({*answers}, key=lambda answer: order.index(answer) if answer in order else 99)
 
 
 def _about_random(rows: Sequence[Row]) -> str:
