@@ -198,3 +198,14 @@ def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judge
         )
         numbers += list(evaluating["x"].values)
     assert sorted(numbers) == list(range(evaluation.sizes["prompt"]))
+
+
+def test_heads_that_attend_to_labels_without_preference_are_found():
+    attention = np.zeros((2, 1, 4, 2))  # prompt, layer, head, demonstration: true, false
+    attention[:, 0] = [[0.6, 0.2], [0.25, 0.24], [0.3, 0.1], [0.1, 0.1]]
+    heads = xr.Dataset(
+        {"attention": (("prompt", "layer", "head", "demonstration"), attention)},
+        {"is_true_label": (("prompt", "demonstration"), [[True, False]] * 2)},
+    )
+    found = head_selection.label_heads_without_preference(heads, [Head(0, 0)])
+    assert found == [Head(0, 1)]  # 0-2 prefers a class, and 0-3 has less than half

@@ -212,6 +212,23 @@ def prefers_no_class(heads: xr.Dataset) -> xr.DataArray:
     return abs(difference) < MIN_ATTENTION_DIFFERENCE
 
 
+def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) -> list[Head]:
+    """Return heads that attend to labels about as much as some heads, but prefer no class.
+
+    They have at least half of the attention that the judged heads have on labels
+    (`prefers_no_class`).
+
+    Args:
+        heads: Measurement "heads".
+        judged: Heads to compare with.
+    """
+    on_labels = attention_on_labels(heads)
+    usual = select_heads(on_labels, judged).mean()
+    found = (on_labels >= usual / 2) & prefers_no_class(heads)
+    places = np.argwhere(found.transpose("layer", "head").values)
+    return [Head(layer, head) for layer, head in places.tolist()]
+
+
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     """Return the heads whose attention has the largest mean total effect, of either sign.
 
