@@ -502,15 +502,22 @@ def dots(
         null_value: Position of a dashed line, such as chance.
         **panels: Arguments of `facets`.
     """
-    axis = alt.Axis(tickCount=3, format=".0%" if fmt.endswith("%") else "~g")
-    numbers = alt.X(f"{value}:Q", title=title, axis=axis, scale=alt.Scale(type=scale))
-    entries = alt.Y(f"{by}:N", sort=order, title=None, axis=alt.Axis(labelFontSize=11))
-    fields = [alt.Tooltip(name, title=name.replace("_", " ")) for name in ("model", by, group)]
-    fields += [alt.Tooltip(value, format=fmt)] + [alt.Tooltip(shape)] * bool(shape)
-    base = alt.Chart().encode(entries, numbers, tooltip=fields)
-    chart = base.mark_point(size=55, opacity=1).encode(colour(group, names, group_title))
+    axis_format = ".0%" if fmt.endswith("%") else "~g"
+    numbers = alt.X(f"{value}:Q", title=title)
+    numbers = numbers.axis(tickCount=3, format=axis_format).scale(type=scale)
+    entries = alt.Y(f"{by}:N", sort=order, title=None).axis(labelFontSize=11)
+    fields = []
+    for name in ("model", by, group):
+        fields.append(alt.Tooltip(name, title=name.replace("_", " ")))
+    fields.append(alt.Tooltip(value, format=fmt))
     if shape:
-        chart = chart.encode(shape=alt.Shape(f"{shape}:N").scale(range=["circle", "cross"]))
+        fields.append(alt.Tooltip(shape))
+    base = alt.Chart().encode(entries, numbers, tooltip=fields)
+    colours = colour(group, names, group_title)
+    chart = base.mark_point(size=55, opacity=1).encode(colours)
+    if shape:
+        shapes = alt.Shape(f"{shape}:N").scale(range=["circle", "cross"])
+        chart = chart.encode(shape=shapes)
     if is_joined:
         chart = base.mark_line(color=GREY).encode(detail=f"{by}:N") + chart
     if null_value is not None:
