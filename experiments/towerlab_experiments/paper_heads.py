@@ -290,7 +290,8 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
             break
     recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, equally_many(drawn))
     data = pipeline.run("dose", recipe)
-    names = [head_names(heads) for heads in ranked.values()]
+    longest = max(map(len, ranked.values()))  # a small model has shorter lists
+    names = [head_names(heads) + [""] * (longest - len(heads)) for heads in ranked.values()]
     return data.assign(
         ranked_head=(("ranking", "rank"), names),
         ranking=("ranking", list(ranked)),
