@@ -37,7 +37,7 @@ COLOURS = {
     "own label": RED, "other label": ROSE, "false label": ROSE, "attention": VIOLET, "FFN": SAND,
     "own class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "first class of the pair": VIOLET, "second class": TAN, "mostly far": SAND, "even": TAN,
-    "mostly near": BROWN, "both lists": VIOLET, "judged layers": VIOLET, "other layers": GREY,
+    "mostly near": BROWN, "both lists": VIOLET, "one list": TAN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET,
     "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
     "random head": GREY, "unlisted heads": GREY,
