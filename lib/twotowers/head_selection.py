@@ -126,7 +126,8 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
     descending = values.sort_values(ascending=False, kind="stable")
     best = descending[:k]
     exceeds = best > minimum
-    return [Head(*map(int, indices)) for indices in best.index[exceeds]]
+    indices = best.index[exceeds]
+    return [Head(int(layer), int(head)) for layer, head in indices]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -170,8 +171,9 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
         increases: Measurement "increase_by_norm", on selection blocks.
         k: Number of heads.
     """
-    increase = increases["increase"].sel(norm="frozen")
-    mean = increase.mean("prompt")
+    increase = increases["increase"]
+    frozen = increase.sel(norm="frozen")
+    mean = frozen.mean("prompt")
     return top_heads(mean, k, minimum=-np.inf)
 
 
@@ -224,9 +226,11 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
     """
     on_labels = attention_on_labels(heads)
     usual = select_heads(on_labels, judged).mean()
-    found = (on_labels >= usual / 2) & prefers_no_class(heads)
-    places = np.argwhere(found.transpose("layer", "head").values)
-    return [Head(layer, head) for layer, head in places.tolist()]
+    has_attention = on_labels >= usual / 2
+    found = has_attention & prefers_no_class(heads)
+    by_layer = found.transpose("layer", "head")
+    places = np.argwhere(by_layer.values)
+    return [Head(*place) for place in places.tolist()]
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
@@ -267,12 +271,16 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> lis
     if not 0 < len(heads) <= free.sum():
         return []
     if len(heads) == 1:
-        return _nearest_heads(Head(*heads[0]), free)[:n_sets]
+        (single,) = heads
+        nearest = _nearest_heads(Head(*single), free)
+        return nearest[:n_sets]
     rng = np.random.default_rng([0, SEEDS["random sets"]])
     sets: dict[tuple[Head, ...], list[Head]] = {}
-    for pools in islice(_shuffled_pools(rng, free), DRAWS):
+    pools_of_draws = _shuffled_pools(rng, free)
+    for pools in islice(pools_of_draws, DRAWS):
         random_set = _take(pools, heads)
-        sets.setdefault(tuple(sorted(random_set)), random_set)
+        key = tuple(sorted(random_set))
+        sets.setdefault(key, random_set)
         if len(sets) == n_sets:
             break
     return list(sets.values())
@@ -280,9 +288,11 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> lis
 
 def _nearest_heads(single: Head, free: np.ndarray) -> list[list[Head]]:
     """Return all free heads of the layer of a head, or more of near layers, each as a set."""
-    others = [Head(layer, head) for layer, head in np.argwhere(free).tolist()]
+    places = np.argwhere(free)
+    others = [Head(*place) for place in places.tolist()]
     nearest = sorted(others, key=lambda head: abs(head.layer - single.layer))
-    n = max(SINGLE_HEADS, free[single.layer].sum())
+    n_in_layer = free[single.layer].sum()
+    n = max(SINGLE_HEADS, n_in_layer)
     return [[head] for head in nearest[:n]]
 
 
@@ -330,7 +340,7 @@ def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) 
         Booleans over (layer, head).
     """
     free = measured.copy()
-    n_heads = measured.shape[1]
+    _, n_heads = measured.shape
     size = n_heads // n_key_value_heads
     for layer, head in heads:
         first = head // size * size
@@ -371,7 +381,8 @@ def control_sets(heads: Heads, sizes: Mapping[Hashable, Any], n_sets: int) -> li
     Raises:
         NotTestable: If the model has too few other heads.
     """
-    every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
+    shape = sizes["layers"], sizes["heads"]
+    every_head = np.ones(shape, dtype=bool)
     free = in_other_groups(heads, every_head, sizes["key_value_heads"])
     sets = draw_random_sets(heads, free, n_sets)
     if not sets:
@@ -389,12 +400,12 @@ def share_in_layer(heads: Heads, lists: Sequence[Heads]) -> float:
         heads: List of heads.
         lists: Random lists in its place, in the same order.
     """
-    same = [
-        random[0] == head[0]
-        for random_list in lists
-        for head, random in zip(heads, random_list, strict=True)
-    ]
-    return float(np.mean(same)) if same else np.nan
+    if not lists:
+        return np.nan
+    layers = [layer for layer, _ in heads]
+    random_layers = [[layer for layer, _ in random_list] for random_list in lists]
+    is_same = np.equal(random_layers, layers)
+    return float(is_same.mean())
 
 
 def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:
@@ -434,7 +445,9 @@ def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
         Over (..., selected_head), with the coordinates of `heads.head_coordinates`.
     """
     indices = xr.Dataset(coords=head_coordinates(heads))
-    return values.isel(layer=indices["layer"], head=indices["head"])
+    layers = indices["layer"]
+    numbers = indices["head"]
+    return values.isel(layer=layers, head=numbers)
 
 
 def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
@@ -491,11 +504,14 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     class_pairs = _all_values("class_pair", data, target)
     label_pairs = _all_values("label_pair", data, target)
     has_one = len(label_pairs) == 1
-    for pairs in (class_pairs[::2], class_pairs[1::2]):
+    halves_of_classes = class_pairs[::2], class_pairs[1::2]
+    halves_of_labels = label_pairs[::2], label_pairs[1::2]
+    for pairs in halves_of_classes:
         evaluates_pair = target["class_pair"].isin(pairs)
         selects_pair = ~data["class_pair"].isin(pairs)
-        for labels in (label_pairs[::2], label_pairs[1::2]):
-            evaluates = evaluates_pair & target["label_pair"].isin(labels)
+        for labels in halves_of_labels:
+            evaluates_labels = target["label_pair"].isin(labels)
+            evaluates = evaluates_pair & evaluates_labels
             other_labels = ~data["label_pair"].isin(labels)
             selects = selects_pair & (other_labels | has_one)
             if evaluates.any():
