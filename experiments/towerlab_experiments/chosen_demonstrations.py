@@ -242,7 +242,7 @@ def recipe_chosen_demonstrations(pipeline: Pipeline) -> xr.Dataset:
             data = pipeline.run("chosen_demonstrations", recipe)
             data = data[["logit_difference"]]
             data = data.drop_vars(["text", "order"])
-            parts.append(data.expand_dims(choice=[choice]))
+            parts.append(data.expand_dims({"choice": [choice]}))
     return joined(parts, "choice")
 
 
