@@ -221,7 +221,7 @@ class Chapter(Measurements):
         Args:
             model: Name of the model.
             name: Name of the set.
-            n_sets: Number of different sets, if there are so many.
+            n_sets: Number of different sets, fewer if there are fewer.
         """
         try:
             heads = selected(self.sets[model], name)

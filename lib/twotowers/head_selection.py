@@ -263,7 +263,7 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> lis
         heads: Heads to replace.
         free: Booleans over (layer, head), true for heads that can be drawn (`in_other_groups`,
             `in_same_layers`).
-        n_sets: Number of different sets, if there are so many among DRAWS draws.
+        n_sets: Number of different sets; fewer if DRAWS draws have fewer.
 
     Returns:
         Sets of heads, or nothing if fewer heads are free than a set has.
@@ -376,7 +376,7 @@ def control_sets(heads: Heads, sizes: Mapping[Hashable, Any], n_sets: int) -> li
         heads: Set that random sets are matched to.
         sizes: Numbers of `layers`, `heads` and `key_value_heads` of the model, from the attributes
             of a measurement.
-        n_sets: Number of different sets, if there are so many.
+        n_sets: Number of different sets, fewer if there are fewer.
 
     Raises:
         NotTestable: If the model has too few other heads.

@@ -107,7 +107,7 @@ class JudgedModel:
 
         Args:
             heads: Heads to replace.
-            n_sets: Number of different sets, if there are so many.
+            n_sets: Number of different sets, fewer if there are fewer.
         """
         return head_selection.control_sets(heads, self.heads.attrs, n_sets)
 

@@ -34,7 +34,7 @@ def draw_random_sets(
     Args:
         pipeline: Pipeline of the model.
         sets: Name -> heads.
-        n_sets: Number of random sets of each set, if there are so many; in a preview at most
+        n_sets: Number of random sets of each set, if it has enough; in a preview at most
             MIN_RANDOM_SETS.
 
     Returns:
