@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from twotowers import head_selection
 from twotowers.errors import NotTestable
@@ -46,7 +46,7 @@ def draw_random_sets(
     if pipeline.settings.evaluation_blocks < QUICK:
         n_sets = min(n_sets, MIN_RANDOM_SETS)
     model = pipeline.model
-    sizes = {
+    sizes: dict[Hashable, int] = {
         "layers": model.n_layers,
         "heads": model.n_heads,
         "key_value_heads": model.n_key_value_heads,
