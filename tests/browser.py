@@ -9,12 +9,10 @@ import re
 import shutil
 from pathlib import Path
 
-import explorer
-import playground_page
 import pytest
+from notebooks import ROOT
 from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book/_page"
 
 CHROMIUM = next(
@@ -54,6 +52,8 @@ def page_of(folder: Path, data: str, scripts, styles, body: str) -> str:
 
 
 def playground(folder: Path) -> str:
+    import playground_page  # it loads much, as `explorer` does
+
     data = playground_page.script(ROOT / "data/models/mini-gpt2", HEADS, STEERED)
     return page_of(
         folder,
@@ -65,6 +65,8 @@ def playground(folder: Path) -> str:
 
 
 def explorer_page(folder: Path, script: str) -> str:
+    import explorer
+
     fragment = (
         (ROOT / "book/heads.md").read_text("utf8").split("```{raw} html\n")[1].split("```")[0]
     )

@@ -25,6 +25,7 @@ import hypothesis
 import pytest
 import torch
 import transformers
+from notebooks import ROOT, sources  # noqa: F401
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab.measure import observations
@@ -107,7 +108,6 @@ def pytest_unconfigure(config):
 pytest.register_assert_rewrite("browser")
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
 hypothesis.settings.load_profile("book")
-ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 VOCABULARY = 61
 
@@ -312,12 +312,6 @@ def shared(path: str) -> Path:
     if not folder.exists():
         pytest.skip(f"{path} in a folder named shared beside this repository")
     return folder
-
-
-def sources(notebook: str, kind: str = "code") -> list[str]:
-    """The cells of one kind of a notebook of the book."""
-    cells = json.loads((ROOT / f"book/{notebook}.ipynb").read_text("utf8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
 def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:

@@ -5,10 +5,11 @@ import itertools
 import json
 import re
 
+import explorer
 import numpy as np
 import pytest
 import xarray as xr
-from browser import broken_rules, browser, explorer, explorer_page, needs_browser, refuses, text
+from browser import broken_rules, browser, explorer_page, needs_browser, refuses, text
 from tolerances import near
 from twotowers import files, head_selection, intervals, matrices
 from twotowers.paths import data_folder

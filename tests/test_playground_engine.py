@@ -4,8 +4,9 @@ import json
 import random
 from dataclasses import replace
 
+import playground_page
 import torch
-from browser import browser, needs_browser, playground_page
+from browser import browser, needs_browser
 from tolerances import LOGITS, near
 from towerlab.effects import head_logit_differences
 from towerlab.measure.pipeline import SELECTION, Pipeline
