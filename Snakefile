@@ -59,6 +59,7 @@ for name in plan.notebooks:
             given=[word for pair in given.items() for word in ("-r", *map(str, pair))] if plan.takes_settings(name) else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
+        priority: len([*plan.measurements(name)])  # what reads most takes longest, and begins first
         shell:
             "export TWOTOWERS_EVIDENCE=_build/evidence; trap 'exit 130' INT; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
             "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
