@@ -14,6 +14,7 @@ of a mistyped option does not need it.
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import shlex
@@ -249,4 +250,6 @@ def guarded(function: Callable[[], int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    gc.freeze()  # or Python, when it ends, looks for garbage in all that torch imports: a second
+    sys.exit(exit_status)
