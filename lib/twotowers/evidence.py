@@ -42,7 +42,6 @@ from twotowers.claims import (
     NOT_TESTABLE,
     ON_SOLVED,
     SMALL,
-    TOO_FEW,
     UNDECIDED,
     Claim,
     Statement,
@@ -304,7 +303,7 @@ def _reason(effect: Interval, claim: Claim, control: Control | None) -> str:
     if effect.low <= claim.null_value:
         return f"the interval holds {claim.null_value:g}"
     n_sets = 0 if control is None else control.n_random_sets
-    return f"{TOO_FEW}: {n_sets} different random sets"
+    return f"fewer than {MIN_RANDOM_SETS} different random sets: {n_sets}"
 
 
 def _control(
