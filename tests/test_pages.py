@@ -21,7 +21,8 @@ needs_book = pytest.mark.skipif(
     not (HTML / "index.html").is_file(), reason="a built book: make book"
 )
 DRAWN = """() =>
-  [...document.querySelectorAll('div.chart')].every(e => e.querySelector('svg.marks'))
+  [...document.querySelectorAll('div.chart')].every(e =>
+    e.querySelector('svg.marks') && e.querySelector('summary'))
   && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
 LOOK = r"""() => {
   const faults = [];
