@@ -388,6 +388,29 @@ def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
         page.wait_for_function("box => !box.classList.contains('goes-on')", arg=box)
 
 
+@needs_browser
+@needs_book
+def test_a_link_to_two_words_leads_to_them(home):
+    with browser(f"{home}book/heads.html#two-words", 1400, 1000, home) as page:
+        page.wait_for_selector("#heads.ready")
+        page.wait_for_function(
+            "document.querySelector('#two-words').getBoundingClientRect().top < innerHeight"
+        )
+
+
+@needs_browser
+@needs_book
+def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(home):
+    tables = ".bd-article :is(table.stacks, table.table:has(.verdict))"
+    with browser(f"{home}book/intro.html", 390, 844, home) as page:
+        page.wait_for_selector(".stacks td[data-title]")
+        wide = "all => all.filter((table) => table.scrollWidth > table.clientWidth + 1).length"
+        assert page.locator(tables).count() == 2 and page.locator(tables).evaluate_all(wide) == 0
+        cells = page.locator(".stacks tbody td")
+        titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
+        assert all(titles) and "SmolLM2-135M" in titles
+
+
 TOO_TALL = """() => {
   const captions = [...document.querySelectorAll('.caption')];
   return [...document.querySelectorAll('div.chart[data-name^="fig-"]')].flatMap(chart => {
