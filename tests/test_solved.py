@@ -74,6 +74,16 @@ def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapt
     assert "a, solved prompts: <b>agrees</b>" in html
 
 
+def test_a_model_without_its_list_of_heads_on_blocks_is_not_testable_there(chapter):
+    first = {"a": Result(1.0, "all heads")}
+    on_blocks = Solved({"a": xr.DataArray([1.0, 1.0], dims="selected_head")}, heads={})
+    chapter.compare_with_paper(
+        "figure 6", "4.1", first, lambda x: x.mean("selected_head"), solved=on_blocks
+    )
+    (row,) = [row for row in chapter.rows if row.prompt_set == ON_SOLVED]
+    assert row.verdict == NOT_TESTABLE and "was not measured" in row.words
+
+
 def test_a_result_without_a_second_verdict_says_why(chapter):
     chapter.compare_with_paper("figure 7", "4.2", {"a": Result(1.0, "")})
     assert [row.prompt_set for row in chapter.rows] == [ON_PAPER]

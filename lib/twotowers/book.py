@@ -359,6 +359,8 @@ class Chapter(Measurements):
         for model in (model for model in solved.data if model in self.models):
             try:
                 self.models[model].check_learned()
+                if solved.heads is not None and model not in solved.heads:
+                    raise NotTestable("its list of heads on solved prompts was not measured")
                 found = _found(
                     model,
                     solved.data[model],
