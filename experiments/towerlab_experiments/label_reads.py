@@ -190,7 +190,7 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Heads) -> xr.Datase
         selected_head, demonstration, component).
     """
     layers, numbers = np.transpose(heads)
-    kv_heads = [model.value_head(head) for head in numbers]
+    kv_heads = [model.value_head(head) for _, head in heads]
 
     def read(capture: Capture) -> Tensors:
         queries, keys = query_and_keys(model, capture)
