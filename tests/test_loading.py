@@ -410,7 +410,9 @@ def test_a_file_without_its_content_is_named(save, file):
     folder = save("llama")
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     for refuse in (loading.load, checkpoint.fingerprint):
-        refused(f"cannot use '.*{file}': .*pointer of git-lfs; run `git lfs pull`", refuse, str(folder))
+        refused(
+            f"cannot use '.*{file}': .*pointer of git-lfs; run `git lfs pull`", refuse, str(folder)
+        )
     (folder / file).unlink()
     (folder / file).symlink_to("../../blobs/gone")  # as in a cache that was cleaned
     for refuse in (loading.load, checkpoint.fingerprint):
