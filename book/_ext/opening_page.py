@@ -288,7 +288,7 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     )
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (
-        '<section class="opening-metric"><h2>The metric: one head, word by word</h2>'
+        '<section class="opening-metric"><h2>Is it a metric? One head, word by word</h2>'
         f'<a href="{page}#fig-13-1"><img src="{matrix["picture"]}" alt="{alt_text}"></a>'
         f"<div><p>{caption}</p>{verdicts_in_words(rows, METRIC)}</div></section>"
     )

@@ -71,8 +71,8 @@ def counted(asked: pd.DataFrame) -> str:
 def summary(judged: pd.DataFrame) -> str:
     """Return the counts of all and of pretrained models, with results that always or never hold.
 
-    Results that always hold are stable in every model. Results that never hold agree in no model
-    fully and beyond random heads.
+    Results that always hold are stable in every model. Results that never hold agree fully in no
+    model, or only as random heads do.
 
     Args:
         judged: Rows of evidence of the counted results.
@@ -89,7 +89,7 @@ def summary(judged: pd.DataFrame) -> str:
         f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
         f"{counted(asked[~own])}. Agree in every model, in at least {STABLE:.0%} of resamples, and "
         f"not as random heads do where that was tested: {always}. Results that "
-        f"agree fully and beyond random heads in no model: {never}."
+        f"agree fully in no model, or only as random heads do: {never}."
     )
 
 

@@ -360,7 +360,7 @@ class Chapter(Measurements):
             try:
                 self.models[model].check_learned()
                 if solved.heads is not None and model not in solved.heads:
-                    raise NotTestable("its list of heads on solved prompts was not measured")
+                    raise NotTestable("its heads were not listed by other prompts than these")
                 found = _found(
                     model,
                     solved.data[model],
