@@ -67,8 +67,8 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
         f"{len(scores)} words of the classes {' and '.join(CLASS_PAIR)}. Rows are queries, "
         "and columns are words of demonstrations, in the same order. Violet: above the mean of the "
         "row. A head that only recognised classes would show two violet blocks and nothing else "
-        "(left). This head (right) also has a line where a word meets itself, and darker and "
-        "lighter cells within the blocks."
+        "(first picture). This head (second) also has a line where a word meets itself, and darker "
+        "and lighter cells within the blocks."
     )
     return (
         f'<section class="story-matrices">'
