@@ -83,9 +83,9 @@ def answer(rows: pd.DataFrame) -> str:
         "(<i>demonstrations</i>), "
         "and it labels a fifth (the <i>query</i>). A paper "
         '(<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that a few attention '
-        "heads, the parts of the model that look back at earlier words, do this: "
-        "they compare the query with the demonstrations, and copy the label "
-        f"of similar ones. We tested that in {rows['model'].nunique()} models. "
+        "heads, which look back at earlier words, "
+        "compare the query with the demonstrations, and copy the label "
+        f"of similar ones. We tested {rows['model'].nunique()} models. "
         f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
