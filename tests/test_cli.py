@@ -111,6 +111,18 @@ def test_names_may_stand_before_and_after_options(command, words, monkeypatch):
     assert [signal.getsignal(kind) for kind in cli.SIGNALS] == before  # as `kill` needs them
 
 
+def test_a_measurement_names_the_folder_of_a_model_not_its_place(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(cli, "_measure", lambda _, command: commands.append(command) or 0)
+    (tmp_path / "final").mkdir()
+    assert cli.main(["precompute", f"{tmp_path}/final", "heads"]) == 0
+    assert cli.main(["measure", f"--model={tmp_path}/final/", "heads", "--seed=1"]) == 0
+    assert cli.main(["measure", "--model", "huggyllama/llama-7b", "heads"]) == 0
+    assert commands == ["twotowers precompute final heads",
+                        "twotowers measure --model=final heads --seed=1",
+                        "twotowers measure --model huggyllama/llama-7b heads"]  # fmt: skip
+
+
 def test_the_build_of_a_folder_knows_where_it_is(tmp_path, monkeypatch):
     """It runs in the root of the repository, wherever it was called."""
     shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "final")

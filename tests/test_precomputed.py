@@ -129,3 +129,4 @@ def test_precomputed_files_have_the_current_form_and_versions():
         for path in folder.rglob("*.nc"):
             data = files.open_precomputed(model, path.parent.name, path.stem)
             assert (data.attrs["model"], data.attrs["suite"]) == (model, path.parent.name)
+            assert " /" not in data.attrs.get("command", "")  # no folder of one machine

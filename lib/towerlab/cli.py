@@ -202,7 +202,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.names += late_names
     if options.command == "book":
         return guarded(lambda: building.build(options))
-    return guarded(lambda: _measure(options, shlex.join(["twotowers", *words])))
+    command = shlex.join(["twotowers", *map(_without_place, words)])
+    return guarded(lambda: _measure(options, command))
+
+
+def _without_place(word: str) -> str:
+    """Return a word of the command line with the name of a folder, not its place.
+
+    Measurements keep their command, and may be shared.
+    """
+    option, equals, value = word.rpartition("=")
+    if not os.path.isdir(value):
+        return word
+    return f"{option}{equals}{os.path.basename(os.path.realpath(value))}"
 
 
 def guarded(function: Callable[[], int]) -> int:
