@@ -138,7 +138,7 @@ def try_playground(page):
     """Every field and button of the playground changes the answer or the picture."""
     changes = {
         "query": "love",
-        "true label": "bar",
+        "right label": "bar",
         "heads": "3-1",
         "demonstrations": "like : bar\ntwo : foo",
     }

@@ -434,17 +434,17 @@ DRAWN_COLOURS = """() => {
     [...document.querySelectorAll(parts)].forEach((part) => named.push([name, of(part)]));
   every('undecided', '.strip .dot.undecided');
   every('random heads', '.strip .random path', (part) => getComputedStyle(part).stroke);
-  every('true label', '.opening-live tbody tr:nth-child(n + 3):not(.opening-query) rect');
-  every('false label', '.opening-live tbody tr:nth-child(-n + 2):not(.opening-query) rect');
+  every('right label', '.opening-live tbody tr:nth-child(n + 3):not(.opening-query) rect');
+  every('other label', '.opening-live tbody tr:nth-child(-n + 2):not(.opening-query) rect');
   for (const part of document.querySelectorAll('.strip .dot'))
     named.push([part.classList[1], colour(part)]);
-  every('true label', '.heads-bar.right', (part) => getComputedStyle(part).backgroundColor);
-  every('false label', '.heads-bar.other', (part) => getComputedStyle(part).backgroundColor);
+  every('right label', '.heads-bar.right', (part) => getComputedStyle(part).backgroundColor);
+  every('other label', '.heads-bar.other', (part) => getComputedStyle(part).backgroundColor);
   for (const part of document.querySelectorAll('.verdict'))
     named.push([`badge ${part.classList[1]}`, getComputedStyle(part).backgroundColor]);
   return named;
 }"""
-MEANT = ("true label", "false label", "own label", "other label", "random heads", "other heads")
+MEANT = ("right label", "own label", "other label", "random heads", "other heads")
 
 
 def rgb(colour: str) -> str:

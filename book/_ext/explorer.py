@@ -217,7 +217,7 @@ def path_effects(effects: xr.Dataset) -> dict[str, dict[str, float]]:
 
 
 def words(tokens: xr.Dataset) -> dict[str, list]:
-    """Return the top words of value and key at a true and at a false label, by head.
+    """Return the top words of value and key at a right and at another label, by head.
 
     They are from the first prompt of the head.
 

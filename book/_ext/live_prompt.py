@@ -37,7 +37,7 @@ def percent(p: float) -> str:
 
 
 def kind(word: str) -> str:
-    """Return the class of a word in style sheets: the true label, another label, or other words.
+    """Return the class of a word in style sheets: the right label, another label, or other words.
 
     Args:
         word: Word, or "other".
@@ -48,7 +48,7 @@ def kind(word: str) -> str:
 
 
 def bar(parts: dict[str, float]) -> str:
-    """Return shares side by side as a picture, in the colours of true and false labels.
+    """Return shares side by side as a picture, in the colours of right and other labels.
 
     It is a picture because a policy may forbid styles in a tag.
 

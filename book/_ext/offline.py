@@ -26,7 +26,7 @@ def style_of_colours() -> str:
     Charts are drawn for light pages. On dark ones, rules replace colours that would be too dark, or
     whose pairs would exchange their strengths.
     """
-    named = {verdict_class(name): COLOURS[name] for name in ("true label", "false label")}
+    named = {verdict_class(name): COLOURS[name] for name in ("right label", "other label")}
     light = " ".join(f"--{name}: {colour};" for name, colour in named.items())
     dark = " ".join(f"--{name}: {ON_DARK[colour]};" for name, colour in named.items())
     is_dark = 'html[data-theme="dark"]'

@@ -94,7 +94,7 @@ def answer(rows: pd.DataFrame) -> str:
 def accuracies(build: Path) -> pd.DataFrame:
     """Return the accuracy of models on the paper's prompts, for each order of the demonstrations.
 
-    An answer is right if the true label is likelier than the other. Accuracies are means over both
+    An answer is right if the right label is likelier than the other. Accuracies are means over both
     assignments of the labels.
 
     Args:

@@ -73,7 +73,7 @@
     autocapitalize: "off", list, input: (event) => set(event.target.value),
   });
   const query = input("query", "playground-words", (value) => change({ query: value }, "query"));
-  const trueLabel = input("true label", "playground-labels", (value) => change({ true_label: value }, "true label"));
+  const trueLabel = input("right label", "playground-labels", (value) => change({ true_label: value }, "right label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
   const score = make("span", { class: "playground-score" });
   const player = new Play(() => refresh(), make("label", {}, games, "guess first"), score);

@@ -166,7 +166,7 @@
       check(label, `The label of demonstration ${i + 1}`, tokenizer);
     });
     check(query, "The query", tokenizer);
-    check(trueLabel, "The true label", tokenizer);
+    check(trueLabel, "The right label", tokenizer);
     const labels = [...new Set([trueLabel, ...rows.map(([, label]) => label)])].map((word) => {
       const found = tokenizer.encode(` ${word}`);
       if (found.length > 1)

@@ -1,11 +1,11 @@
 """Colours by meaning, in charts and on pages.
 
-    >>> COLOURS["true label"] == RED
+    >>> COLOURS["right label"] == RED
     True
 
-Each of these has one meaning in the whole book: true and false labels, models, and verdicts. Random
-heads and everything that is only context are grey. `book/_ext/offline.py` writes the same colours
-as a style sheet for pages, so no page or chart has a colour of its own for them.
+Each of these has one meaning in the whole book: right and other labels, models, and verdicts.
+Random heads and everything that is only context are grey. `book/_ext/offline.py` writes the same
+colours as a style sheet for pages, so no page or chart has a colour of its own for them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ INK = "#343b45"  # of verdicts that decide nothing, which grey would show as ran
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
 COLOURS = {
     "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
-    "by attention": BLUE, "other heads": GREY, "random heads": GREY, "true label": RED,
-    "own label": RED, "other label": ROSE, "false label": ROSE, "attention": VIOLET, "FFN": SAND,
+    "by attention": BLUE, "other heads": GREY, "random heads": GREY, "right label": RED,
+    "own label": RED, "other label": ROSE, "attention": VIOLET, "FFN": SAND,
     "own class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "first class of the pair": VIOLET, "second class": TAN, "mostly far": SAND, "even": TAN,
     "mostly near": BROWN, "both lists": VIOLET, "one list": TAN,

@@ -157,8 +157,8 @@ def _theme() -> alt.theme.ThemeConfig:
 def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """Return a colour scale over names, in which known names keep their colour in every figure.
 
-        >>> colour("label", ["true label", "false label"]).to_dict()["scale"]
-        {'domain': ['true label', 'false label'], 'range': ['#b8324c', '#e59aa8']}
+        >>> colour("label", ["right label", "other label"]).to_dict()["scale"]
+        {'domain': ['right label', 'other label'], 'range': ['#b8324c', '#e59aa8']}
 
     Args:
         field: Column of the names.

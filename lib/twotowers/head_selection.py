@@ -1,7 +1,7 @@
 """Rules that select the prompt template and the sets of heads from earlier measurements.
 
 The rules were fixed on 2026-11-22 (data/rules.csv). The template is the one with the highest
-accuracy (true label = top token of the vocabulary), of the templates with at most MAX_K
+accuracy (right label = top token of the vocabulary), of the templates with at most MAX_K
 demonstrations of each class. Ties go to fewer demonstrations.
 
 Each set has the HEADS_PER_SET heads with the largest mean of one quantity:

@@ -28,7 +28,7 @@ def at_labels(ds: xr.Dataset) -> xr.DataArray:
 
     Returns:
         Means over labels, (quantity, kind, class_pair, prompt, selected_head). The quantities are
-            "rank" and "nats", the kinds true and false labels, which are foo and bar.
+            "rank" and "nats", the kinds right and other labels, which are foo and bar.
     """
     quantities = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
     both = quantities.to_dataarray("quantity")
@@ -79,7 +79,7 @@ def share_that_reads(values: xr.DataArray) -> xr.DataArray:
 
 
 def share_that_attends(attention: xr.DataArray) -> xr.DataArray:
-    """Return in how many sets heads attend to true labels, and twice as much as to false ones.
+    """Return in how many sets heads attend to right labels, and twice as much as to other ones.
 
     Args:
         attention: Sums over labels of a kind, mean over prompts, (label, class_pair,

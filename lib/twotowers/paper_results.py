@@ -52,10 +52,10 @@ from twotowers.head_selection import (
 from twotowers.heads import Head, head_coordinates, head_names
 
 BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
-"""Four versions of the paper's prompts: the true label last or first, both label assignments"""
+"""Four versions of the paper's prompts: the right label last or first, both label assignments"""
 MIN_STABILITY = 0.6
 """Share of the resamples of the prompts that have the verdict; below it, it is undecided"""
-LABELS = ["true label", "false label"]
+LABELS = ["right label", "other label"]
 MIN_DIFFERENCE = 0.01
 """Difference in attention below which no share of it is taken"""
 ATTENTION = {
@@ -232,7 +232,7 @@ def task_mark(balance: xr.Dataset) -> str:
 
 
 def _is_right(balance: xr.Dataset) -> xr.DataArray:
-    """Return in which prompts the true label is likelier, over (change, prompt)."""
+    """Return in which prompts the right label is likelier, over (change, prompt)."""
     return balance["logit_difference"] > 0
 
 
@@ -247,13 +247,13 @@ def _habits(is_right: xr.DataArray) -> tuple[float, float, str]:
 
 
 def by_label(measurement: xr.Dataset, name: str) -> xr.DataArray:
-    """Return attention on true and on false labels as one array, over (label, ...).
+    """Return attention on right and on other labels as one array, over (label, ...).
 
         >>> attention = ("prompt", [0.5, 0.75]), ("prompt", [0.25, 0.25])
         >>> names = ATTENTION["attention"]
         >>> both = by_label(xr.Dataset(dict(zip(names, attention, strict=True))), "attention")
         >>> both.mean("prompt").to_series().to_dict()
-        {'true label': 0.625, 'false label': 0.25}
+        {'right label': 0.625, 'other label': 0.25}
 
     Args:
         measurement: Measurement of the paper's prompts.
@@ -267,7 +267,7 @@ def content_share(attention: xr.DataArray) -> float:
     """Return how much of the attention difference of a list of heads is due to content.
 
     Attention that goes by position or by label word leaves nothing of the difference between true
-    and false labels in the mean over both orders and both assignments of the labels.
+    and other labels in the mean over both orders and both assignments of the labels.
 
     Args:
         attention: Attention on LABELS, over (label, change, ..., selected_head), with all versions
