@@ -51,7 +51,8 @@ def select_template(templates: xr.Dataset) -> Template:
     table = is_top.to_dataframe("is_top")
     fewest = table["k"].min()
     max_k = max(MAX_K, fewest)
-    table = table[table["k"] <= max_k]
+    is_allowed = table["k"] <= max_k
+    table = table[is_allowed]
     groups = table.groupby(["k", "separator"])
     accuracies = groups["is_top"].mean()
     k, separator = accuracies.idxmax()  # groups are sorted: of equal accuracies, the smallest k
@@ -164,7 +165,8 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
         increases: Measurement "increase_by_norm", on selection blocks.
         k: Number of heads.
     """
-    frozen = increases["increase"].sel(norm="frozen")
+    increase = increases["increase"]
+    frozen = increase.sel(norm="frozen")
     mean = frozen.mean("prompt")
     return top_heads(mean, k, minimum=-np.inf)
 
@@ -189,7 +191,8 @@ def attention_on_labels(heads: xr.Dataset) -> xr.DataArray:
     Args:
         heads: Measurement "heads" or "selection".
     """
-    on_labels = heads["attention"].sum("demonstration")
+    attention = heads["attention"]
+    on_labels = attention.sum("demonstration")
     return on_labels.mean("prompt")
 
 
@@ -219,7 +222,8 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
         judged: Heads to compare with.
     """
     on_labels = attention_on_labels(heads)
-    usual = select_heads(on_labels, judged).mean()
+    of_judged = select_heads(on_labels, judged)
+    usual = of_judged.mean()
     has_attention = on_labels >= usual / 2
     found = has_attention & prefers_no_class(heads)
     by_layer = found.transpose("layer", "head")
@@ -234,8 +238,9 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         effects: Measurement "head_effects".
         k: Number of heads.
     """
-    swapped = effects.sel(contrast="attention swapped")
-    mean = swapped["effect"].mean("prompt")
+    effect = effects["effect"]
+    swapped = effect.sel(contrast="attention swapped")
+    mean = swapped.mean("prompt")
     return top_heads(abs(mean), k)
 
 
@@ -324,7 +329,8 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
             evaluates_labels = target["label_pair"].isin(labels)
             evaluates = evaluates_pair & evaluates_labels
             other_labels = ~data["label_pair"].isin(labels)
-            selects = selects_pair & (other_labels | has_one)
+            may_select = other_labels | has_one
+            selects = selects_pair & may_select
             if evaluates.any():
                 selecting = data.isel(prompt=selects.values)
                 evaluating = target.isel(prompt=evaluates.values)
