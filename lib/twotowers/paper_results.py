@@ -145,7 +145,7 @@ def compare(
         grid = on_grid(mean_over_prompts(values) if every_head is None else every_head, sizes or {})
         values = _of_list(values, listed)
         resamples = None if resamples is None else _of_list(resamples, listed)
-    means = mean_over_prompts(values)
+    means = mean_over_prompts(values) if every_head is None else select_heads(grid, listed)
     resamples = resample(values) if resamples is None else resamples
     value = float(statistic(means)) if heads is None or listed else math.nan
     found = Result(
