@@ -92,7 +92,7 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         parts = plain.resid_pre, plain.z, plain.ffn_output
         near(
             result["up"],
-            increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten(),
+            increases_along(model, *parts, scale, plain.true_ids)[2].flatten(),
             atol=LOGITS,
         )
         halved = Edit([(2, 3)], lambda _, head, state: -0.5 * state.z[:, head], everywhere([e]))

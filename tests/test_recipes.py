@@ -2,6 +2,7 @@
 it is, and what each reads."""
 
 from functools import cached_property
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,12 +186,18 @@ def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_
             assert (a != b).sum() <= TIES * a.size, array
 
 
-def test_parts_are_whole_blocks_of_about_sixty_four_passes():
+@pytest.mark.parametrize(("n_parameters", "passes"), [(2e9, 64), (5e8, 128), (1e5, 1024)])
+def test_parts_are_whole_blocks_of_as_many_passes_as_the_size_of_the_model_says(
+    n_parameters, passes
+):
     run, sentences = (Pipeline(Settings(suite=suite)) for suite in ("words", "sentences"))
+    for pipeline in (run, sentences):
+        pipeline.__dict__["model"] = SimpleNamespace(n_parameters=n_parameters)
     for name, row in catalogue().items():
         size = run.part_size(name)
-        assert size % 4 == 0 and (size == 4 or 32 <= size * row.passes <= 96 or row.passes < 1)
-    assert sentences.part_size("paper_exchanges") == 64
+        assert size % 4 == 0
+        assert size == 4 or abs(size - passes / row.passes) <= 2 + passes / row.passes / 100
+    assert sentences.part_size("paper_exchanges") == passes
 
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):

@@ -11,13 +11,15 @@ Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
-from towerlab.measure.recipe import Recipe, joined
+from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.increase import increases_along
@@ -169,17 +171,33 @@ def recipe_heads(pipeline: Pipeline) -> Recipe:
 def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Dataset:
     """Compute the paper's increase of log p(true label) by every head and block.
 
-    Source: v1 section 3.1, appendix E. Cost: one forward pass, and one pass over the vocabulary for
-    all prompts.
-
     Args:
         model: Any model.
         encoded: Prompts.
         norm: Reading of the final norm, one of `unembed.NORMS`.
 
     Returns:
-        Dataset of `increase` (prompt, layer, head), and of `block_increase` (prompt, layer, kind)
-        of attention and FFN blocks (v1 figure 2), in nats.
+        Variables of `increases_by_norm`, over (prompt, ...).
+    """
+    return increases_by_norm(model, encoded, [norm]).isel(norm=0, drop=True)
+
+
+def increases_by_norm(
+    model: Model, encoded: Prompts, norms: Sequence[str] = unembed.NORMS
+) -> xr.Dataset:
+    """Compute the paper's increase of log p(true label), with several readings of the final norm.
+
+    Source: v1 section 3.1, appendix E. Cost: one forward pass, and one pass over the vocabulary for
+    all prompts.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        norms: Readings of the final norm, of `unembed.NORMS`.
+
+    Returns:
+        Dataset of `increase` (norm, prompt, layer, head), and of `block_increase` (norm, prompt,
+        layer, kind) of attention and FFN blocks (v1 figure 2), in nats.
     """
 
     def read(capture: Capture) -> Tensors:
@@ -197,10 +215,14 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
     for name, array in arrays.items():
         tensor = torch.from_numpy(array).to(model.device)
         tensors[name] = tensor if name in ("scale", "words") else tensor.transpose(0, 1)
-    attention, ffn, heads = increases_along(model, **tensors, norm=norm)
+    attention, ffn, heads = increases_along(model, **tensors, norms=norms)
     blocks = torch.stack([attention, ffn], -1)
-    increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}
-    return observations("paper", encoded, increase, kind=KINDS)
+    dims = "norm", "prompt", "layer"
+    increase = {
+        "increase": ((*dims, "head"), heads.cpu()),
+        "block_increase": ((*dims, "kind"), blocks.cpu()),
+    }
+    return observations("paper", encoded, increase, norm=list(norms), kind=KINDS)
 
 
 def recipe_increases(pipeline: Pipeline) -> Recipe:
@@ -215,7 +237,7 @@ def recipe_increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
+def recipe_increase_by_norm(pipeline: Pipeline) -> Recipe:
     """Measure the paper's increase of every head on the selection blocks, with both norm scales.
 
     The final norm is frozen, or recomputed for each vector.
@@ -224,15 +246,9 @@ def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
         pipeline: Pipeline of the model.
 
     Returns:
-        The measurement.
+        Recipe of the measurement.
     """
-    encoded = pipeline.design.selection()
-    parts = []
-    for norm in unembed.NORMS:
-        recipe = Recipe(increases, encoded, (norm,), stage=norm)
-        data = pipeline.run("increase_by_norm", recipe)[["increase"]]
-        parts.append(data.expand_dims(norm=[norm]))
-    return joined(parts, "norm")
+    return Recipe(increases_by_norm, pipeline.design.selection())
 
 
 RECIPES = {

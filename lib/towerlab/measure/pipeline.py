@@ -8,7 +8,7 @@ identity is made again. torch is loaded when something is measured.
     >>> pipeline.path("heads").name             # `pipeline.measured("heads")` opens or makes it
     'heads.nc'
     >>> pipeline.part_size("heads"), pipeline.part_size("head_effects")
-    (52, 4)
+    (852, 28)
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ if TYPE_CHECKING:
 SELECTION, EVALUATION = 1, 2
 """Seeds of the selection blocks and of the evaluation blocks"""
 PASSES = 64
-"""Cost of a part of a measurement, in plain passes of a prompt (about)"""
+"""Cost of a part of a measurement, in plain passes of a prompt (about), for a model of LARGE
+parameters or more"""
+LARGE = 1e9
+SMALLEST = 1 / 16
+"""Share of LARGE from which on a smaller model has no larger parts"""
 BLOCK = 4
 """Number of prompts of a block"""
 AGAIN = "again"
@@ -513,7 +517,9 @@ class Pipeline:
         return recipe.with_matched_sets(joined(parts))
 
     def part_size(self, name: str) -> int:
-        """Return the number of prompts of a part: whole blocks, of about PASSES passes.
+        """Return the number of prompts of a part: whole blocks, of about a minute on two cores.
+
+        Larger parts would be faster, since more prompts have equal lengths.
 
         Args:
             name: Measurement.
@@ -523,7 +529,9 @@ class Pipeline:
         """
         row = catalogue.row_of(name)
         passes = row.passes if self.settings.suite == "words" else row.sentences or row.passes
-        return BLOCK * max(1, round(PASSES / passes / BLOCK))
+        size = min(1, max(SMALLEST, self.model.n_parameters / LARGE))
+        n_blocks = round(PASSES / size / passes / BLOCK)
+        return BLOCK * max(1, n_blocks)
 
     def _attributes(self, name: str, seconds: float) -> dict[str, str | int | float]:
         """Return the attributes of the file of a measurement."""
@@ -531,7 +539,7 @@ class Pipeline:
         return {
             "identity": self.identity(name), "model": self.name, "fingerprint": self.fingerprint,
             "quantisation": getattr(model.config, "made_from", {}).get("quantisation", ""),
-            "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
+            "parameters": model.n_parameters, "layers": model.n_layers,
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
             "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,
             "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),

@@ -13,14 +13,14 @@ d_head-dimensional output space, so `E gamma W_O^h` (slab x d_head) serves all p
 
 Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the
 heads the cheaper of 2 n V d L H (as vectors) and 2 V d^2 L + 2 n V d_head L H (factored); one
-exponential for each of n V L (H + 3). Memory, in addition to the arguments and results: a float32
-copy of the arguments, the states of one layer, and for few prompts all heads' vectors and a slab of
-their values.
+exponential for each of n V L (H + 3), for each norm. Memory, in addition to the arguments and
+results: a float32 copy of the arguments, the states of one layer, and for few prompts all heads'
+vectors and a slab of their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,11 @@ def increases_along(
     ffn: Float[Tensor, "layer prompt d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
-    norm: str = "frozen",
+    norms: Sequence[str] = ("frozen",),
 ) -> tuple[
-    Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head"]
+    Float[Tensor, "norm prompt layer"],
+    Float[Tensor, "norm prompt layer"],
+    Float[Tensor, "norm prompt layer head"],
 ]:
     """Compute the increase (nats) of every attention block, FFN block and head.
 
@@ -59,7 +61,7 @@ def increases_along(
         >>> scale = model.unembedding.norm.scale(run.resid_final)
         >>> parts = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
         >>> [tuple(part.shape) for part in parts]
-        [(2, 4), (2, 4), (2, 4, 8)]
+        [(1, 2, 4), (1, 2, 4), (1, 2, 4, 8)]
 
     Args:
         model: Any model.
@@ -68,16 +70,15 @@ def increases_along(
         ffn: Output of each FFN block at the last position (layer, prompt, d_model).
         scale: Scale of the final norm at the last position (prompt,).
         words: Ids of the followed words (prompt,).
-        norm: Reading of the norm scale, one of `unembed.NORMS`.
+        norms: Readings of the norm scale, of `unembed.NORMS`, which share all products.
 
     Returns:
-        Increases (nats) of attention blocks (prompt, layer), of FFN blocks (prompt, layer), and of
-        heads (prompt, layer, head).
+        Increases (nats) of attention blocks (norm, prompt, layer), of FFN blocks (norm, prompt,
+        layer), and of heads (norm, prompt, layer, head).
     """
     resid_pre = widen(resid_pre)
     z = widen(z)
     ffn = widen(ffn)
-    frozen = scale if norm == "frozen" else None
     unembedding = model.unembedding
     final_norm = unembedding.norm
     followed = final_norm.fold(unembedding.weight[words])
@@ -85,21 +86,23 @@ def increases_along(
     n_prompts = z.shape[1]
     as_vectors = n_prompts * (model.d_model - model.d_head) < model.d_model * model.d_head
     layers = range(model.n_layers)
-    word_values = []
-    inverse_scales = []
+    word_products = []
+    own_scales = []
     rows = [resid_pre[0]]
     for layer in layers:
         states, vectors, bias = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        scales = final_norm.scale(states) if frozen is None else frozen
-        inverse = (1 / scales).expand(states.shape[:2])[..., None]
-        inverse_scales.append(inverse)
-        word_value = (states * followed).sum(-1, keepdim=True) * inverse
-        word_values.append(word_value)
+        word_products.append((states * followed).sum(-1))
+        own_scales.append(final_norm.scale(states))
         projected_vectors = vectors.flatten(0, 1) if as_vectors else vectors[0, :0]
         rows += [ffn[layer], bias[None], projected_vectors]
     together = torch.cat(rows)
     sizes = [len(part) for part in rows]
-    sums = _Sums(torch.stack(word_values), torch.stack(inverse_scales))
+    of_words = torch.stack(word_products)
+    recomputed = torch.stack(own_scales)
+    sums = []
+    for norm in norms:
+        scales = scale.expand_as(recomputed) if norm == "frozen" else recomputed
+        sums.append(_Sums(of_words, 1 / scales))
 
     size = SLAB if together.device.type == "cpu" else SLAB * ON_GPU
     for weight in unembedding.weight.split(size):
@@ -115,19 +118,23 @@ def increases_along(
                 of_heads = _factored(model, layer, slab, z[layer])
             before = _follow_layer(sums, layer, before, bias, of_heads, ffn_values)
 
-    log_p = -sums.total.log()
-    has_overflow = sums.total.isinf().flatten(1).any(1)
-    for layer in has_overflow.nonzero()[:, 0].tolist():
-        states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-        normalised = final_norm.normalise(states, frozen).flatten(0, 1)
-        slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
-        total = torch.stack(slabs).logsumexp(0)
-        log_p[layer] = word_values[layer][..., 0] - total.view_as(log_p[layer])
-    before, between, after, *_ = log_p.unbind(1)
+    of_norms = []
+    for norm, of_norm in zip(norms, sums, strict=True):
+        frozen = scale if norm == "frozen" else None
+        log_p = -of_norm.total.log()
+        for layer in of_norm.overflowing():
+            states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
+            normalised = final_norm.normalise(states, frozen).flatten(0, 1)
+            slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
+            total = torch.stack(slabs).logsumexp(0)
+            log_p[layer] = of_norm.word_values[layer][..., 0] - total.view_as(log_p[layer])
+        of_norms.append(log_p)
+    log_p = torch.stack(of_norms)
+    before, between, after, *_ = log_p.unbind(2)
     attention = between - before
     ffn_blocks = after - between
-    heads = log_p[:, 3:] - log_p[:, :1]
-    return attention.T, ffn_blocks.T, heads.permute(2, 0, 1)
+    heads = log_p[:, :, 3:] - log_p[:, :, :1]
+    return attention.mT, ffn_blocks.mT, heads.permute(0, 3, 1, 2)
 
 
 class _Sums:
@@ -140,13 +147,13 @@ class _Sums:
 
     def __init__(
         self,
-        word_values: Float[Tensor, "layer state prompt 1"],
-        inverse_scales: Float[Tensor, "layer state prompt 1"],
+        word_products: Float[Tensor, "layer state prompt"],
+        inverse_scales: Float[Tensor, "layer state prompt"],
     ):
         """Begin with zero."""
-        self.word_values = word_values
-        self.inverse_scales = inverse_scales
-        self.total = torch.zeros_like(word_values[..., 0])
+        self.inverse_scales = inverse_scales[..., None]
+        self.word_values = word_products[..., None] * self.inverse_scales
+        self.total = torch.zeros_like(word_products)
 
     def add(self, layer: int, states: Any, values: Tensor, out: Tensor | None = None) -> None:
         """Add the exponentials of the values of some states of a layer."""
@@ -154,6 +161,11 @@ class _Sums:
         inverse = self.inverse_scales[layer, states]
         exponents = torch.addcmul(-word_value, values, inverse, out=out)
         self.total[layer, states] += exponents.exp_().sum(-1)
+
+    def overflowing(self) -> list[int]:
+        """Return the layers in which a sum overflowed."""
+        has_overflow = self.total.isinf().flatten(1).any(1)
+        return has_overflow.nonzero()[:, 0].tolist()
 
 
 def _factored(
@@ -166,7 +178,7 @@ def _factored(
 
 
 def _follow_layer(
-    sums: _Sums,
+    sums: Sequence[_Sums],
     layer: int,
     before: Float[Tensor, "prompt word"],
     bias: Float[Tensor, "1 word"],
@@ -175,16 +187,20 @@ def _follow_layer(
 ) -> Float[Tensor, "prompt word"]:
     """Add a layer's states to the sums, and return the values after it: see the module."""
     between = before + bias
+    *others, last = sums
     first = 3
     for values in of_heads:
         between += values[0] if len(values) == 1 else values.sum(0)
         values += before
         states = slice(first, first + len(values))
-        sums.add(layer, states, values, out=values)
+        for of_norm in others:
+            of_norm.add(layer, states, values)
+        last.add(layer, states, values, out=values)
         first += len(values)
     after = between + ffn_values
     for state, values in enumerate((before, between, after)):
-        sums.add(layer, state, values)
+        for of_norm in sums:
+            of_norm.add(layer, state, values)
     return after
 
 

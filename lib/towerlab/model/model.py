@@ -202,6 +202,11 @@ class Model:
         return self.hf.config
 
     @property
+    def n_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self.hf.parameters())
+
+    @property
     def n_layers(self) -> int:
         """Number of layers."""
         return self.config.num_hidden_layers
