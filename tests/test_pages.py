@@ -154,22 +154,21 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
         )
         lines = page.locator(".opening-live noscript li")
         assert lines.count() == 3 and lines.first.is_visible()
-        computed = [
-            re.findall(r"“(.+?)” \((\d+%)\)", line)[-1] for line in lines.all_text_contents()
-        ]
+        computed = [re.findall(r"(\w+) (\d+%)", line) for line in lines.all_text_contents()]
     with browser(f"{home}book/intro.html", home=home) as page:
         static, buttons = page.evaluate(SHOWN), page.locator(".opening-buttons button")
         buttons.first.focus()
-        for i, (word, share) in enumerate(computed):
+        for i, answers in enumerate(computed):
             page.keyboard.press("Enter" if i % 2 else "Space")
-            page.wait_for_function(
-                "(word) => document.querySelector('.opening-says b').textContent === word", arg=word
-            )
+            shown = [f"{label} {share}" for label, share in answers]
+            page.wait_for_function(f"({SHOWN})().rows.join().includes('{shown[0]}')")
             page.wait_for_selector(".opening-live:not([aria-busy])")
             changed = page.evaluate(SHOWN)
-            assert changed["rows"][-1].endswith(share) and changed["parts"] != static["parts"]
+            assert [row.split(": ")[1] for row in changed["rows"][-2:]] == shown
+            assert changed["parts"] != static["parts"]
             assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
             page.keyboard.press("Tab")
+        assert "neither label" in changed["text"] and changed["rows"][0].endswith("off")
         page.keyboard.press("Shift+Tab")
         # a second press takes the change back: now the engine's numbers stand there
         page.keyboard.press("Enter")

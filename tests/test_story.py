@@ -67,7 +67,7 @@ def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeyp
     assert found.values * step == pytest.approx(scores[3:, 3:], abs=step)
     drawn = []
     monkeypatch.setattr(matrices, "pack", lambda table, *of: drawn.append(table) or packed)
-    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "prompt_set": [""]})
+    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
     html = story.matrix(tmp_path, judged)
     assert drawn[0][:3, 3:] == pytest.approx(np.full((3, 3), found.values[:3, 3:].mean()))
     assert "6 words of the classes animal and country" in html and html.count("<image") == 2

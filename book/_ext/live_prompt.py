@@ -19,8 +19,8 @@ from twotowers.heads import Head
 
 BUTTONS = {
     "Put the true demonstrations first": "put the numbers first",
-    "Swap the labels": "swap the labels",
-    SWITCH_OFF: "switch off {} heads",
+    "Swap the labels": "swap labels",
+    SWITCH_OFF: "{} heads off",
 }
 """Button of each scene of the playground"""
 NUMBERS = ("no", "one", "two", "three", "four", "five")
@@ -36,31 +36,27 @@ def percent(p: float) -> str:
     return "<1%" if 0 < p < 0.005 else f"{int(100 * p + 0.5)}%"
 
 
-def kind(word: str) -> str:
-    """Return the class of a word in style sheets: the right label, another label, or other words.
+def kind(label: str) -> str:
+    """Return the class of a label in style sheets: the right one, or another.
 
     Args:
-        word: Word, or "other".
+        label: Label.
     """
-    if word not in EXAMPLE.labels:
-        return "of-other"
-    return "of-true" if word == EXAMPLE.true_label else "of-false"
+    return "right-label" if label == EXAMPLE.true_label else "other-label"
 
 
-def bar(parts: dict[str, float]) -> str:
-    """Return shares side by side as a picture, in the colours of right and other labels.
+def bar(label: str, share: float) -> str:
+    """Return a share as a picture, in the colour of right or other labels.
 
     It is a picture because a policy may forbid styles in a tag.
 
     Args:
-        parts: Shares by label.
+        label: The label.
+        share: Attention on it, or its probability.
     """
-    rects, at = "", 0.0
-    for label, part in parts.items():
-        rects += f'<rect class="{kind(label)}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
-        at += part
+    rect = f'<rect class="{kind(label)}" width="{share:.5f}" height="1"/>'
     view = 'viewBox="0 0 1 1" preserveAspectRatio="none"'
-    return f'<svg class="opening-bar" {view} aria-hidden="true">{rects}</svg>'
+    return f'<svg class="opening-bar" {view} aria-hidden="true">{rect}</svg>'
 
 
 def _titles(*names: str) -> str:
@@ -79,36 +75,48 @@ def chosen_heads(build: Path) -> tuple[Head, ...]:
     return tuple(map(Head.parse, named)) or strongest(zeroing_effect(model, EXAMPLE).heads)
 
 
-def prompt_table(effect: Effect, n_heads: int) -> str:
+def prompt_table(effect: Effect, n_heads: int, told: str = "") -> str:
     """Return the paper's prompt with the attention on each label, and the answer.
 
     Args:
         effect: Effect of the heads, whose columns `before` are shown.
         n_heads: Number of the heads.
+        told: Text after the answer.
     """
     p = effect.answer.set_index("token")["before"]
-    answers = p[sorted(EXAMPLE.labels)].to_dict()
-    said, answers["other"] = p.idxmax(), max(0.0, 1 - sum(answers.values()))
-    shares = ", ".join(f"{word} {percent(share)}" for word, share in answers.items()).replace(
-        "other", "other words"
-    )
+    answers, said = p[sorted(EXAMPLE.labels, reverse=True)], p.idxmax()
     rows = "".join(
         f'<tr><th scope="row">{d.text}</th><td>: <b class="{kind(d.label)}">{d.label}</b></td>'
-        f"<td>{bar({d.label: look})}<span>{escape(percent(look))}</span></td></tr>"
+        f"<td>{bar(d.label, look)}<span>{escape(percent(look))}</span></td></tr>"
         for d, look in zip(EXAMPLE.demonstrations, effect.attention["before"], strict=True)
     )
-    query = (
-        f'<tr class="opening-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
-        f'class="{kind(said)}">{said}</b></td>'
-        f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
+    query_cell = f'<th scope="row" rowspan="{len(answers)}">{EXAMPLE.query}</th>'
+    query = "".join(
+        f'<tr class="opening-query">{query_cell if i == 0 else ""}'
+        f'<td>: <b class="{kind(label)}">{label}</b></td>'
+        f"<td>{bar(label, share)}<span>{escape(percent(share))}</span></td></tr>"
+        for i, (label, share) in enumerate(answers.items())
     )
     columns = _titles("text", "label", f"attention of {NUMBERS[n_heads]} heads")
-    answer_columns = _titles("query", "answer", "its probability")
+    answer_columns = _titles("query", "answer", "probability")
     return (
         f"<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody>"
         f'<tbody><tr class="opening-head">{answer_columns}</tr>{query}</tbody></table>'
-        f'<p class="opening-says" aria-live="polite">It says <b>{said}</b>: {escape(shares)}.</p>'
+        f'<p class="opening-says" aria-live="polite"><span>It says <b>{said}</b>.</span> '
+        f'<span class="opening-told">{told}</span></p>'
     )
+
+
+def in_words(effect: Effect, without_heads: bool) -> str:
+    """Return the probabilities of both labels.
+
+    Args:
+        effect: Effect of heads on a prompt.
+        without_heads: Whether the probabilities are those without the heads.
+    """
+    p = effect.answer.set_index("token")["after" if without_heads else "before"]
+    labels = sorted(EXAMPLE.labels, reverse=True)
+    return ", ".join(f"{label} {percent(p[label])}" for label in labels)
 
 
 def still(build: Path) -> str:
@@ -141,15 +149,21 @@ def drawn(build: Path) -> str:
         for scene, text in buttons.items()
     )
     without = "".join(
-        f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items()
+        f"<li>{text}: {escape(in_words(effects[scene], scene == SWITCH_OFF))}.</li>"
+        for scene, text in buttons.items()
     )
     told = "Press a button: a small model runs in this page."
+    off = (
+        f"These {NUMBERS[len(heads)]} heads are off and copy no label. The model guesses a word. "
+        "In larger models, later heads can make up for some of it."
+    )
     return (
         f'<section class="opening-live" data-heads="{" ".join(map(str, heads))}" '
-        f'data-scripts="{" ".join(LOADED)}"><h2>Try it: which label follows “{EXAMPLE.query}”?</h2>'
-        f"{prompt_table(effects[SWITCH_OFF], len(heads))}"
+        f'data-scripts="{" ".join(LOADED)}" data-off="{off}">'
+        f"<h2>Try it: which label follows “{EXAMPLE.query}”?</h2>"
+        f"{prompt_table(effects[SWITCH_OFF], len(heads), told)}"
         '<div class="opening-buttons" role="group" aria-label="Change the prompt or the '
-        f'model">{pressed}</div><p class="opening-told" role="status">{told}</p>'
+        f'model">{pressed}</div>'
         f"<noscript><style>.opening-buttons, .opening-told {{ display: none }}</style><p>What a "
         f"change of it does:</p><ul>{without}</ul></noscript></section>"
     )

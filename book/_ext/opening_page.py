@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from html import escape, unescape
 from pathlib import Path
 
 import live_prompt
 import numpy as np
 import pandas as pd
+import plain_words
 import verdict_map
 import vl_convert
 import xarray as xr
@@ -78,14 +78,14 @@ def answer(rows: pd.DataFrame) -> str:
         rows: Rows of evidence.
     """
     told = sentences(rows)
+    models = rows["model"].unique()
+    n_pretrained = sum(model not in included_models() for model in models)
     return (
         '<p class="opening-answer">Show a language model four labelled words '
-        "(<i>demonstrations</i>), "
-        "and it labels a fifth (the <i>query</i>). A paper "
-        '(<a href="references.html">Yu and Ananiadou, EMNLP 2024</a>) says that a few attention '
-        "heads, which look back at earlier words, "
-        "compare the query with the demonstrations, and copy the label "
-        f"of similar ones. We tested {rows['model'].nunique()} models. "
+        "(<i>demonstrations</i>), and it labels a fifth (the <i>query</i>). "
+        '<a href="references.html">A paper of 2024</a> says that a few attention heads compare the '
+        "query with the demonstrations, and copy the label of similar ones. "
+        f"We tested {len(models)} models, {n_pretrained} of them pretrained. "
         f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
@@ -180,21 +180,19 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         build: Folder of built files.
         rows: Rows of evidence.
     """
-    told = sentences(rows)
     solved = verdict_map.tests(build, solved=True)
     judged = verdict_map.tests(build)
     agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
     little = (
         f"{never_in(solved)}<p>On the paper's own prompts, {n_failing} of {len(agrees)} tests that "
-        "agree are of models that fail the task there "
-        '(<a href="figure-by-figure.html">figure by figure</a>).</p>'
+        "agree are of models that do not solve the task there: they say the nearest label, or one "
+        'label word (<a href="figure-by-figure.html">figure by figure</a>).</p>'
     )
     parts = {
-        "Holds": claim_strip(rows, "exchange-query"),
+        "Holds": plain_words.claim_strip(rows, "exchange-query"),
         "Does not hold, or says little": little,
-        "New, as far as we know": claim_strip(rows, "product")
-        + f"<p>{told.get('product', '')}</p>",
+        "New, as far as we know": plain_words.claim_strip(rows, "product"),
     }
     sections = "".join(
         f'<section class="opening-card"><h2>{title}</h2>{body}</section>'
@@ -213,13 +211,13 @@ def never_in(judged: pd.DataFrame) -> str:
     fails = (asked["verdict"] == claims.DISAGREES).groupby(asked["claim"], sort=False).all()
     results = claims.paper_results()
     items = "".join(
-        f'<li><a href="figure-by-figure.html#row-{results[name].anchor}">{escape(name)}</a>: '
-        f"{escape(results[name].statement)}</li>"
+        f"<li>{escape(plain_words.plain(results[name]))} "
+        f'(<a href="figure-by-figure.html#row-{results[name].anchor}">{escape(name)}</a>)</li>'
         for name in fails.index[fails]
     )
     if not items:
         return ""
-    lead = "On balanced prompts, which they answer above chance, no model reaches our bar for:"
+    lead = "Results of the paper that no model shows on prompts with balanced order and labels:"
     return f"<p>{lead}</p><ul>{items}</ul>"
 
 
@@ -253,23 +251,6 @@ def matrix_of(build: Path) -> dict:
     return made[0] if made else {}
 
 
-def verdicts_in_words(rows: pd.DataFrame, names: Iterable[str]) -> str:
-    """Return claims with their verdicts as a list, each with a link to its chapter.
-
-    Args:
-        rows: Rows of evidence.
-        names: Ids of the claims. A claim without verdicts is left out.
-    """
-    lines = ""
-    for name in names:
-        claim = claims.claims()[name]
-        if own := [*rows[rows["claim"] == name].itertuples()]:
-            words = f"{escape(claim.statement)} <b>{escape(strips.headline(own))}</b>"
-            page = f"{chapter_names()[claim.chapter]}.html"
-            lines += f'<li><a href="{page}#claim-{claim.anchor}">{words}</a></li>'
-    return f"<ul>{lines}</ul>"
-
-
 def metric(build: Path, rows: pd.DataFrame) -> str:
     """Return the picture of one head's similarities, with the verdicts of chapter 13.
 
@@ -291,20 +272,8 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     return (
         '<section class="opening-metric"><h2>Is it a metric? One head, word by word</h2>'
         f'<a href="{page}#fig-13-1"><img src="{matrix["picture"]}" alt="{alt_text}"></a>'
-        f"<div><p>{caption}</p>{verdicts_in_words(rows, METRIC)}</div></section>"
+        f"<div><p>{caption}</p>{plain_words.verdicts_in_words(rows, METRIC)}</div></section>"
     )
-
-
-def claim_strip(rows: pd.DataFrame, claim: str) -> str:
-    """Return a claim, its result in words, and its strip.
-
-    Args:
-        rows: Rows of evidence.
-        claim: Id of the claim.
-    """
-    statement, own = claims.claims()[claim], [*rows[rows["claim"] == claim].itertuples()]
-    words = f"{escape(statement.statement)} <b>{escape(strips.headline(own))}</b>"
-    return f"<p>{words}</p>{strips.strip(statement, own)}"
 
 
 def _byline() -> str:

@@ -13,6 +13,7 @@ import live_prompt
 import numpy as np
 import opening_page
 import pandas as pd
+import plain_words
 from twotowers import claims, evidence, matrices, strips
 from twotowers.figures import model_colours
 from twotowers.paths import chapter_names
@@ -35,7 +36,7 @@ def drawn(build: Path, kind: str, name: str) -> str:
     """
     rows = evidence.read(build / "evidence", {**claims.claims(), **claims.paper_results()})
     if kind == "claim":
-        return f'<div class="claim">{opening_page.claim_strip(rows, name)}</div>'
+        return f'<div class="claim">{plain_words.claim_strip(rows, name)}</div>'
     pictures = {
         "attention": lambda: live_prompt.still(build),
         "orders": lambda: opening_page.catch(build, rows),
@@ -74,7 +75,7 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
         f'<section class="story-matrices">'
         f"{_figure('The mean of each block: classes only', pictures[0], '')}"
         f"{_figure(f'Measured in head {head}', pictures[1], 'a word meets itself')}"
-        f"<p>{text}</p>{opening_page.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
+        f"<p>{text}</p>{plain_words.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
     )
 
 

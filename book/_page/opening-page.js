@@ -4,8 +4,8 @@
   const home = document.querySelector(".opening-live"), from = document.currentScript.src;
   if (!home) return;
   const scripts = home.dataset.scripts.split(" "), heads = home.dataset.heads.split(" ");
-  const rows = [...home.querySelectorAll("tbody:first-of-type tr")], query = home.querySelector(".opening-query"), buttons = [...home.querySelectorAll("button")];
-  const says = home.querySelector(".opening-says"), told = home.querySelector(".opening-told"), start = told.textContent;
+  const rows = [...home.querySelectorAll("tbody:first-of-type tr")], asked = [...home.querySelectorAll(".opening-query")], buttons = [...home.querySelectorAll("button")];
+  const says = home.querySelector(".opening-says span"), told = home.querySelector(".opening-told"), start = told.textContent;
   let engine = null;
 
   const script = (name) => new Promise((done, fail) => {
@@ -21,7 +21,7 @@
     return window.twotowers.opened(window.twotowersData);
   }
 
-  // Attention on every label, mean over the heads; probability of every label and of all other words; the likeliest word.
+  // Attention on every label, mean over the heads; probability of every label; the likeliest word.
   function run({ model, tokenizer }, state) {
     const { encode, logSumExp, top, draw: { parsed } } = window.twotowers, prompt = encode(state, model, tokenizer);
     const off = Object.fromEntries(Object.keys(state.heads).map((name) => [name, { scale: 0 }]));
@@ -30,49 +30,39 @@
       const [layer, head] = parsed(name);
       return sum + seen.weights[layer][head * seen.n + at] / heads.length;
     }, 0);
-    const answers = prompt.labels.map(({ word, id }) => [word, p(id)]).sort(([a], [b]) => (a < b ? -1 : 1));
-    answers.push(["other", Math.max(0, 1 - answers.reduce((sum, [, share]) => sum + share, 0))]);
+    const answers = prompt.labels.map(({ word, id }) => [word, p(id)]).sort(([a], [b]) => (a < b ? 1 : -1));
     const [first] = top(seen.logits, 1);
-    return { looks: prompt.labelAt.map(look), answers, word: tokenizer.shown(first), p: p(first) };
+    return { looks: prompt.labelAt.map(look), answers, word: tokenizer.shown(first) };
   }
 
   // A row's label, its bar and what stands beside it.
-  function fill(row, label, parts, words, { true_label: truth, demonstrations }) {
-    const isLabel = (word) => demonstrations.some(([, label]) => label === word);
-    const kind = (word) => `of-${word === truth || isLabel(word) ? word === truth : "other"}`;
-    const b = row.querySelector("b"), rects = row.querySelectorAll("rect");
+  function fill(row, label, share, words, { true_label: truth }) {
+    const b = row.querySelector("b"), rect = row.querySelector("rect"), kind = label === truth ? "right-label" : "other-label";
     b.textContent = label;
-    b.className = kind(label);
-    let at = 0;
-    parts.forEach(([name, part], i) => {
-      rects[i].setAttribute("class", kind(name));
-      rects[i].setAttribute("x", at);
-      rects[i].setAttribute("width", part);
-      at += part;
-    });
+    b.className = kind;
+    rect.setAttribute("class", kind);
+    rect.setAttribute("width", share);
     row.querySelector("span").textContent = words;
   }
 
-  function show({ looks, answers, word, p }, state, words) {
-    const { EXAMPLE, draw: { percent } } = window.twotowers;
+  function show({ looks, answers, word }, state, words) {
+    const { percent } = window.twotowers.draw, isOff = Object.keys(state.heads).length > 0;
     rows.forEach((row, i) => {
-      const gone = i >= state.demonstrations.length, [text, label] = (gone ? EXAMPLE : state).demonstrations[i];
-      row.classList.toggle("gone", gone);
+      const [text, label] = state.demonstrations[i], share = isOff ? 0 : looks[i];  // a head that is off copies nothing
       row.querySelector("th").textContent = text;
-      fill(row, label, [[label, gone ? 0 : looks[i]]], gone ? "gone" : percent(looks[i]), state);
+      fill(row, label, share, isOff ? "off" : percent(share), state);
     });
-    fill(query, word, answers, percent(p), state);
-    home.classList.toggle("off", Object.keys(state.heads).length > 0);
-    const shares = answers.map(([name, share]) => `${name === "other" ? "other words" : name} ${percent(share)}`).join(", ");
+    answers.forEach(([label, share], i) => fill(asked[i], label, share, percent(share), state));
     const b = document.createElement("b");
     b.textContent = word;
-    says.replaceChildren("It says ", b, `: ${shares}.`);
-    told.textContent = words;
+    says.replaceChildren("It says ", ...(answers.some(([label]) => label === word) ? [b, "."] : ["neither label."]));
+    told.textContent = isOff ? home.dataset.off : words;
   }
 
   async function press(button) {
     const on = button.getAttribute("aria-pressed") !== "true";
     for (const other of buttons) other.setAttribute("aria-pressed", String(on && other === button));
+    home.scrollIntoView({ block: "nearest" });
     home.setAttribute("aria-busy", "true");
     if (!engine) told.textContent = "Loading the model …";
     try {

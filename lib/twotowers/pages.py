@@ -90,20 +90,17 @@ def page_of(statement: Statement) -> str:
     return chapter_names().get(statement.chapter, "")
 
 
-def verdict_table(
-    rows: pd.DataFrame, statements: Mapping[str, Statement], numbers: bool = False
-) -> Markdown:
+def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Markdown:
     """Return a table of statements and models with a verdict in each cell, as Markdown.
 
     Args:
         rows: Rows of evidence.
         statements: Claims or results of the paper by id, in the order of the lines.
-        numbers: Whether numbers are in the cells. Otherwise they are in the tooltip of the verdict.
     """
     models = list(dict.fromkeys(rows["model"]))
     cells = {}
     for row in rows.itertuples():
-        cells[row.claim, row.model] = _cell(row, numbers)
+        cells[row.claim, row.model] = _cell(row)
     titles = ["statement"]
     titles += [markdown_text(shown_name(model)) for model in models]
     lines = [titles, ["---"] * len(titles)]
@@ -112,24 +109,22 @@ def verdict_table(
         link = f"{page_of(statement)}.ipynb#{kind}-{statement.anchor}"
         text = escape(statement.statement)
         text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
-        text += "" if numbers else f"<br><small>{escape(statement.source)}</small>"
+        text += f"<br><small>{escape(statement.source)}</small>"
         of_models = [cells.get((statement.id, model), "") for model in models]
         lines.append([text, *of_models])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-def _cell(row: Any, numbers: bool) -> str:
-    """Return the verdict of a row, in its colour, with its numbers, and why it is undecided."""
-    words = escape(row.words).replace("|", "&#124;")
-    beside = []
-    if numbers:
-        beside.append(words.partition(";")[0].replace(", ", ",&nbsp;"))
-    if row.verdict == UNDECIDED:
-        beside.append(escape(row.reason))
-    small_print = "".join(f"<br><small>{text}</small>" for text in beside if text)
-    title = "" if numbers else words
+def _cell(row: Any) -> str:
+    """Return the verdict of a row, in its colour, with its numbers as a tooltip.
+
+    An undecided verdict has its reason below it.
+    """
+    numbers = escape(row.words).replace("|", "&#124;")
+    reason = escape(row.reason) if row.verdict == UNDECIDED else ""
+    small_print = f"<br><small>{reason}</small>" if reason else ""
     name, verdict = verdict_class(row.verdict), escape(row.verdict)
-    return f'<span class="verdict {name}" title="{title}">{verdict}</span>{small_print}'
+    return f'<span class="verdict {name}" title="{numbers}">{verdict}</span>{small_print}'
 
 
 def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
