@@ -108,7 +108,7 @@ def ask(tmp_path, server):
 LOAD = f"print(loading.load({MODEL!r}).fingerprint, checkpoint.fingerprint({MODEL!r}))"
 CHECK = """
 from twotowers.errors import TwoTowersError
-hub.SILENCE, hub.PATIENCE = 1, 2
+hub.PATIENCE = 2
 for model in {models}:
     try:
         loading.check(model)
@@ -128,30 +128,30 @@ def test_exactly_the_files_that_the_index_names_are_fetched_and_the_hub_is_asked
     assert fetched == USED | SHARDS
     server.asked.clear()
     assert ask(CHECK_MODEL).stdout.split() == [loaded]
-    assert server.asked == [f"/api/models/{MODEL}"]  # for the current commit
+    assert {*server.asked} == {f"/api/models/{MODEL}"}  # for the current commit
 
 
 def test_a_refusal_has_the_reason_of_the_hub(ask):
     lines = ask(CHECK.format(models=[f"owner/{status}" for status in REFUSALS])).stdout.splitlines()
-    accept = "accept its conditions .* `hf auth login`"
-    expected = (
-        f"cannot fetch .*'owner/401'.*GatedRepoError: 401 .*Please log in; {accept}",
-        f"cannot fetch .*'owner/403'.*GatedRepoError: 403 .*You are not in the list; {accept}",
-        "unknown model 'owner/404': expected .*mini-gpt2.*404.*; check the name, or .*if .*private",
-        "cannot fetch .*'owner/429'.*: 429 .*You have sent too many requests; try again later",
-        "cannot fetch .*'owner/503'.*503 .*under maintenance; try again later",
+    reasons = (
+        "GatedRepoError: 401 .*Please log in",
+        "GatedRepoError: 403 .*You are not in the list",
+        "RepositoryNotFoundError: 404",
+        "HfHubHTTPError: .*429 .*You have sent too many requests",
+        "HfHubHTTPError: .*503 .*under maintenance",
     )
-    for line, pattern in zip(lines, expected, strict=True):
+    for line, status, reason in zip(lines, REFUSALS, reasons, strict=True):
+        pattern = f"cannot fetch .*'owner/{status}': expected .*mini-gpt2.*got {reason}.*; check .*"
         assert re.fullmatch(pattern, line), line
 
 
 NETWORKS = [
-    ("HF_ENDPOINT", "http://127.0.0.1:1", "ConnectError: .*refused; check .* the network"),
-    ("ALL_PROXY", "http://127.0.0.1:1", "ConnectError: .*refused; check .*_PROXY"),
-    ("ALL_PROXY", "socks://127.0.0.1:1", "Unknown scheme for proxy.*; check .*_PROXY"),
-    ("ALL_PROXY", "socks5://127.0.0.1:1", "'socksio' package is not .*; check .*_PROXY"),
-    ("SSL_CERT_FILE", "/no/such/file", "No such file.*; check .*SSL_CERT_FILE"),
-    ("HF_HUB_OFFLINE", "1", "offline mode is enabled.*; unset HF_HUB_OFFLINE"),
+    ("HF_ENDPOINT", "http://127.0.0.1:1", "ConnectError: .*refused"),
+    ("ALL_PROXY", "http://127.0.0.1:1", "ConnectError: .*refused"),
+    ("ALL_PROXY", "socks://127.0.0.1:1", "Unknown scheme for proxy"),
+    ("ALL_PROXY", "socks5://127.0.0.1:1", "'socksio' package is not "),
+    ("SSL_CERT_FILE", "/no/such/file", "No such file"),
+    ("HF_HUB_OFFLINE", "1", "offline mode is enabled.*HF_HUB_OFFLINE"),
 ]
 
 
@@ -161,7 +161,8 @@ NETWORKS = [
 )
 def test_a_network_without_the_hub_is_named(ask, name, value, words):
     process = ask(CHECK_MODEL, **{name: value})
-    assert re.fullmatch(f"cannot fetch the model .*{words}.*\n", process.stdout), process.stdout
+    pattern = f"cannot fetch the model .*{words}.*; check .*_PROXY and SSL_CERT_FILE.*\n"
+    assert re.fullmatch(pattern, process.stdout), process.stdout
 
 
 def test_a_model_in_the_cache_is_used_when_the_hub_does_not_answer(ask, server):
@@ -173,8 +174,6 @@ def test_a_model_in_the_cache_is_used_when_the_hub_does_not_answer(ask, server):
     assert "the copy in the cache is used, as the Hub gives none: " in process.stderr
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        children = "import os; print(os.environ['HF_HUB_OFFLINE'])"  # which do not wait again
-        process = ask(f"{CHECK_MODEL}\n{children}", HF_ENDPOINT=address)
-    assert process.stdout == f"{whole}1\n"
-    assert "waiting at most 2 s for the Hugging Face Hub" in process.stderr
-    assert "gives none: TimeoutError: no answer in 2 seconds" in process.stderr
+        process = ask(CHECK_MODEL, HF_ENDPOINT=address)
+    assert process.stdout == whole
+    assert "the copy in the cache is used, as the Hub gives none: ReadTimeout" in process.stderr

@@ -296,7 +296,7 @@ def test_a_file_that_changed_a_moment_ago_is_hashed_each_time(save, monkeypatch)
 @pytest.mark.parametrize("name", ["./no-such-folder", "a/b/c", " ", "x" * 5000, "a\nb"])
 def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
     for refuse in (loading.load, checkpoint.fingerprint, loading.check):
-        refused(r"unknown model .*mini-gpt2.*smollm2-135m.*; check the name", refuse, name)
+        refused(r"cannot fetch the model .*mini-gpt2.*smollm2-135m.*; check the name", refuse, name)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
