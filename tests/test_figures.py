@@ -1,12 +1,10 @@
-"""Charts of nothing, of many models, of models that share a panel, and where memory is short."""
+"""Charts of nothing, of many models, and of models that share a panel."""
 
 import re
-import resource
 
 import altair as alt
 import pandas as pd
 import pytest
-from conftest import python
 from twotowers import colours, figures
 
 
@@ -27,28 +25,6 @@ def test_no_chart_in_a_notebook_follows_its_container():
     spec = bundle[figures.VEGA]
     assert (spec["width"], spec["height"]) == (figures.WIDTH, figures.WIDTH)
     assert "<svg" in bundle["image/svg+xml"]
-
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (30 * 2**30, -1))
-import altair as alt
-from towerlab import cli
-from twotowers import colours, figures
-spec = alt.Chart().mark_point().to_dict()
-print(*alt.renderers.get()(spec))
-sys.exit(cli.main(["book"]))
-"""
-
-
-def test_where_a_cluster_limits_address_space_charts_have_no_picture_and_pages_are_refused():
-    """K7: the library would end the process at the first chart."""
-    unlimited = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-    assert not unlimited or not figures.too_little_address_space()
-    process = python(LIMITED)
-    assert process.stdout.split() == [figures.VEGA], process.stderr
-    reason = "cannot build the book: `ulimit -v` allows 30 GiB of address space"
-    assert process.returncode == 2 and reason in process.stderr
 
 
 def panels_of(*models: str, **how) -> dict:

@@ -52,9 +52,7 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     Raises:
         TwoTowersError: If a setting is wrong, if the model is unknown, or while another build runs.
     """
-    # Both take a second, and other commands need neither.
-    from twotowers import figures
-
+    # It takes a second, and other commands do not need it.
     from towerlab.plan import Plan, shares
 
     try:
@@ -68,8 +66,6 @@ def build(arguments: argparse.Namespace) -> NoReturn:
         values["model"] = arguments.model
     settings = Settings.from_values(values)
     loading.check(settings.model)  # raises for a name of nothing
-    if reason := figures.too_little_address_space():
-        raise TwoTowersError(f"cannot build the book: {reason}; run `ulimit -v unlimited` first")
     if is_local(settings.model):  # the build runs in another folder
         values["model"] = os.path.abspath(settings.model)
         settings = Settings.from_values(values)

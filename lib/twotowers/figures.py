@@ -16,11 +16,7 @@ import itertools
 import json
 import math
 import re
-import resource
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, Literal
 
 import altair as alt
@@ -55,31 +51,6 @@ VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
 alt.data_transformers.enable("default", max_rows=ROWS)
 
 
-DRAWS = """
-import resource, sys, vl_convert
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), -1))
-vl_convert.javascript_bundle()
-"""
-
-
-@cache
-def too_little_address_space() -> str:
-    """Return a sentence if a limit of memory forbids pictures of charts, "" otherwise.
-
-    The library's engine reserves tens of gigabytes of address space. Under a smaller limit, which
-    some clusters set, it ends its process. So another process tries, with a fifth less, because a
-    chapter holds more than that process.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    command = [sys.executable, "-c", DRAWS, str(limit // 5 * 4)]
-    if subprocess.run(command, capture_output=True).returncode == 0:
-        return ""
-    return f"`ulimit -v` allows {limit / 2**30:.0f} GiB of address space, too little to draw charts"
-
-
 def svg(spec: dict) -> str:
     """Return a chart as a picture.
 
@@ -98,15 +69,11 @@ def _bundle(spec: dict, **_: Any) -> dict:
     """Return the forms of a chart in a notebook.
 
     JupyterLab and VS Code draw the chart without a network, and other viewers show the picture.
-    JupyterLab resizes a chart that follows its container without end, so the page freezes. Without
-    address space for it there is no picture.
+    JupyterLab resizes a chart that follows its container without end, so the page freezes.
     """
     endless = {side: WIDTH for side in ("width", "height") if spec.get(side) == "container"}
     spec = spec | endless
-    bundle: dict = {VEGA: spec}
-    if not too_little_address_space():
-        bundle["image/svg+xml"] = svg(spec)
-    return bundle
+    return {VEGA: spec, "image/svg+xml": svg(spec)}
 
 
 alt.renderers.register("twotowers", _bundle)
