@@ -35,8 +35,9 @@ from towerlab.prompts.paper_sets import LISTED_SETS
 from towerlab.prompts.prompt import Encoded
 from towerlab_experiments.answers import read_answers
 from towerlab_experiments.paper import encoded_sets
+from twotowers.book import BLOCKS
 from twotowers.errors import TwoTowersError
-from twotowers.settings import Settings
+from twotowers.settings import FEW_BLOCKS, Settings
 
 from benchmarks.run import machine
 
@@ -203,7 +204,8 @@ def main(*words: str) -> int:
                     times(run(name, options.model, f"{out}/{i}")) for i in range(options.repeats)
                 ]
             folder = "_build/measurements" if is_given else f"{out}/0"
-            pipeline = Pipeline(Settings(model=options.model, out=folder))
+            blocks = dict.fromkeys(BLOCKS, FEW_BLOCKS)
+            pipeline = Pipeline(Settings(model=options.model, out=folder, **blocks))
             chapter = found[0][0].partition(".")[0].zfill(2)
             unit = plain_pass(pipeline, prompts_of(chapter, pipeline))
         rows.append(row(Path(name).name, found, unit))

@@ -2,6 +2,7 @@
 is missing or mistyped."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import altair as alt
@@ -13,6 +14,7 @@ from conftest import refused
 from twotowers import book, files, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
+from twotowers.paths import included_models
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
@@ -205,6 +207,27 @@ def test_a_parameter_that_nobody_knows_is_refused():
     )
     assert book.open(cell("# Parameters", 'texts = "own"'), extra=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
+
+
+def test_a_chapter_measures_a_new_model_on_few_blocks(tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr(pages, "note", notes.append)
+
+    def blocks(model, **given):
+        auto = dict.fromkeys(book.BLOCKS, "auto") | given
+        settings = book.open({"model": model, "out": str(tmp_path), **auto}).settings
+        return settings.evaluation_blocks, settings.selection_blocks
+
+    assert blocks("mini-gpt2") == blocks("smollm2-135m") == (50, 40)
+    assert blocks("someone") == (20, 20)
+    assert blocks("someone", evaluation_blocks=30) == (30, 20)
+    shutil.copytree(included_models()["mini-gpt2"], tmp_path / "mine")
+    assert blocks(str(tmp_path / "mine")) == (20, 20)
+    assert "is measured on 20 evaluation blocks and 20 selection" in notes[-1]
+    heads = tmp_path / "someone/words/heads.nc"  # as `twotowers measure` leaves it
+    heads.parent.mkdir(parents=True)
+    heads.touch()
+    assert blocks("someone") == (50, 40)
 
 
 def test_a_disk_that_says_no_is_told(chapter, tmp_path, monkeypatch):

@@ -29,7 +29,17 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, explore, files, intervals, pages, paper_results, strips
+from twotowers import (
+    claims,
+    evidence,
+    explore,
+    files,
+    identity,
+    intervals,
+    pages,
+    paper_results,
+    strips,
+)
 from twotowers import figures as _figures  # noqa: F401  charts have its theme and renderer
 from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
@@ -38,9 +48,13 @@ from twotowers.head_selection import MIN_ATTENTION_DIFFERENCE, label_heads_witho
 from twotowers.heads import Head
 from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
+from twotowers.names import is_known
 from twotowers.paper_results import Result, Solved
-from twotowers.settings import Settings
+from twotowers.settings import FEW_BLOCKS, Settings
 from twotowers.tables import shown_name
+
+BLOCKS = "evaluation_blocks", "selection_blocks"
+"""Settings that count blocks"""
 
 
 def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
@@ -49,6 +63,9 @@ def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
         >>> chapter = open({"model": "smollm2-135m", "k": 4, "other": "no setting"})
         >>> chapter.settings.k, chapter.settings.evaluation_blocks
         (4, 50)
+
+    The number of blocks may be "auto". It is then the default, or FEW_BLOCKS for a model that is
+    neither included nor precomputed nor measured already.
 
     Args:
         variables: Variables of the notebook, from its `globals()`.
@@ -63,7 +80,27 @@ def open(variables: Mapping[str, Any], extra: Sequence[str] = ()) -> Chapter:
         # papermill's own cell assigns the parameters that papermill was given.
         if cell.startswith("# Parameters\n"):
             names |= {*re.findall(r"^(\w+) = ", cell, re.MULTILINE)} - {*extra}
-    return Chapter(Settings.from_values({name: variables.get(name) for name in names}))
+    values = {name: variables.get(name) for name in names}
+    automatic = [name for name in BLOCKS if values.get(name) == "auto"]
+    given = {name: value for name, value in values.items() if name not in automatic}
+    settings = Settings.from_values(given)
+    few = settings.model_copy(update=dict.fromkeys(automatic, FEW_BLOCKS))
+    if few == settings or not _is_new(settings):
+        return Chapter(settings)
+    chapter = Chapter(few)
+    pages.note(
+        f"{chapter.model} is measured on {few.evaluation_blocks} evaluation blocks and "
+        f"{few.selection_blocks} selection blocks, of four prompts each. `twotowers measure` has "
+        f"{settings.evaluation_blocks} and {settings.selection_blocks} by default."
+    )
+    return chapter
+
+
+def _is_new(settings: Settings) -> bool:
+    """Return whether a model is neither included nor precomputed nor measured already."""
+    model = Measurements(settings).model
+    heads = identity.folder_of(settings, model, "heads") / "heads.nc"
+    return not is_known(model) and not heads.is_file()
 
 
 class Chapter(Measurements):

@@ -31,8 +31,12 @@ def precomputed_models() -> dict[str, Path]:
     return {file.parents[1].name: file.parents[1] for file in files}
 
 
-def _is_known(model: str) -> bool:
-    """Return whether a name is that of an included or precomputed model."""
+def is_known(model: str) -> bool:
+    """Return whether a name is that of an included or precomputed model.
+
+    Args:
+        model: Name of a model.
+    """
     return model in included_models() or model in precomputed_models()
 
 
@@ -44,7 +48,7 @@ def second_meaning(model: str) -> str:
     """
     folder = included_models().get(model)
     is_that_folder = folder is not None and folder.resolve() == Path(model).resolve()
-    if is_that_folder or not _is_known(model) or not os.path.isfile(os.path.join(model, CONFIG)):
+    if is_that_folder or not is_known(model) or not os.path.isfile(os.path.join(model, CONFIG)):
         return ""
     return (
         "expected the name of one model, but a model of the book and a folder here have it; write "
@@ -60,7 +64,7 @@ def is_local(model: str) -> bool:
     Args:
         model: Name, folder or Hugging Face id of a model.
     """
-    if _is_known(model) or not os.path.isdir(model):
+    if is_known(model) or not os.path.isdir(model):
         return False
     return os.path.isfile(os.path.join(model, CONFIG)) or not HUB_ID.fullmatch(model)
 

@@ -86,6 +86,8 @@ DEFAULT = dict.fromkeys(("k", "separator", "label_pairs", "prompts"), "auto") | 
     "device_map": "none"
 }
 """Words that mean the default of a setting, as an empty value does for all settings"""
+FEW_BLOCKS = 20
+"""Number of blocks of either kind on which a chapter measures a model of your own"""
 OUT = "_build/measurements"
 MAX_COUNT = 100_000
 """Maximum of every number of blocks, prompts or heads: this number of blocks takes days"""

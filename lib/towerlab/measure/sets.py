@@ -21,7 +21,7 @@ from towerlab.prompts.prompt import Encoded, Prompts
 AT_LAST = 100
 """Number of random sets for a set that is changed at the last position only, which costs less than
 a change at all positions"""
-QUICK = 15
+QUICK = 25
 """Minimum number of evaluation blocks of a full measurement; fewer are a preview"""
 BY_ATTENTION = "by attention"
 
