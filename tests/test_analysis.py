@@ -44,7 +44,7 @@ from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
 assert {"smollm2-135m"} < set(heads) <= {*files.precomputed_models()}
-assert head_selection.head_sets(heads["smollm2-135m"])
+assert head_selection.head_sets(heads["smollm2-135m"], 5)
 book.display = lambda _: None
 chapter.explore("heads", "attention")
 measured = 'book.open({"model": model, "out": "/nowhere"}).measured("heads")'

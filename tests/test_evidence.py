@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from conftest import refused
 from tolerances import near
-from twotowers import claims, evidence, head_selection
+from twotowers import claims, evidence, random_heads
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import judge_claim
@@ -245,7 +245,7 @@ def test_a_model_so_small_that_few_random_sets_exist(n_heads, sets, verdict):
     )
     model = model_of(
         dict.fromkeys("abcd", heads),
-        lambda of: head_selection.control_sets(
+        lambda of: random_heads.control_sets(
             of, {"layers": 1, "heads": n_heads, "key_value_heads": n_heads}, 1000
         ),
         shape=(1, n_heads),

@@ -11,7 +11,7 @@ from conftest import ROOT, refused
 from tolerances import near
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.sets import draw_random_sets
-from twotowers import head_selection
+from twotowers import head_selection, random_heads
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
@@ -75,7 +75,7 @@ def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
 
 
 def test_a_rule_may_name_no_heads():
-    sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
+    sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]), k=5)
     assert sets["by written logit difference"] == sets["by attention"] == []
 
 
@@ -86,7 +86,7 @@ def sizes(layers, heads, key_value_heads):
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    controls = head_selection.control_sets(heads, sizes(6, 6, 6 // group), n_sets=100)
+    controls = random_heads.control_sets(heads, sizes(6, 6, 6 // group), n_sets=100)
     assert len({tuple(sorted(control)) for control in controls}) == len(controls) > 1
     for control in controls:
         assert len(set(control)) == len(heads)
@@ -97,12 +97,12 @@ def test_controls_come_from_other_groups(group):
 def test_random_sets_are_drawn_until_enough_differ_or_all_are_there():
     heads, free = [Head(0, 0), Head(0, 1)], np.zeros((2, 6), bool)
     free[0, 2:] = True  # four heads, so six sets
-    drawn = head_selection.draw_random_sets(heads, free)
+    drawn = random_heads.draw_random_sets(heads, free)
     assert {frozenset(of) for of in drawn} == {
         frozenset([Head(0, a), Head(0, b)]) for a, b in itertools.combinations(range(2, 6), 2)
     } and len(drawn) == 6
-    assert head_selection.draw_random_sets(heads, free, 4) == drawn[:4]
-    backwards = head_selection.draw_random_sets(heads[::-1], free)
+    assert random_heads.draw_random_sets(heads, free, 4) == drawn[:4]
+    backwards = random_heads.draw_random_sets(heads[::-1], free)
     assert [of[::-1] for of in backwards] == drawn
 
 
@@ -110,10 +110,10 @@ def test_a_single_head_has_its_layer_and_more_only_if_these_are_few():
     single = [Head(1, 0)]
     wide, narrow = np.ones((3, 30), bool), np.ones((5, 8), bool)
     wide[1, 0] = narrow[1, 0] = False
-    drawn = head_selection.draw_random_sets(single, wide)
+    drawn = random_heads.draw_random_sets(single, wide)
     assert [layer for ((layer, _),) in drawn] == [1] * 29
-    layers = [layer for ((layer, _),) in head_selection.draw_random_sets(single, narrow)]
-    assert len(layers) == head_selection.SINGLE_HEADS and layers[:7] == [1] * 7
+    layers = [layer for ((layer, _),) in random_heads.draw_random_sets(single, narrow)]
+    assert len(layers) == random_heads.SINGLE_HEADS and layers[:7] == [1] * 7
     assert set(layers[7:]) == {0, 2}
 
 
@@ -131,10 +131,10 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
 
 def test_controls_of_a_full_layer_come_from_the_next():
     full = [Head(1, h) for h in range(4)]
-    controls = head_selection.control_sets(full, sizes(3, 4, 4), 3)
+    controls = random_heads.control_sets(full, sizes(3, 4, 4), 3)
     assert [{layer for layer, _ in heads} for heads in controls] == [{2}]
     too_many = [Head(0, h) for h in range(3)]
-    refused("too few", head_selection.control_sets, too_many, sizes(1, 4, 4), 1)
+    refused("too few", random_heads.control_sets, too_many, sizes(1, 4, 4), 1)
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():

@@ -18,6 +18,7 @@ from twotowers import (
     head_selection,
     intervals,
     paper_results,
+    random_heads,
     strips,
     tables,
 )
@@ -292,7 +293,7 @@ def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
     assert drawn.sizes == {"resample": 1000, "change": 2} and (drawn[:, 0] == drawn[:, 1]).all()
     assert set(np.unique(drawn)) == {0, 0.25, 0.5, 0.75, 1}
     mask = xr.DataArray([[True, False, False], [True, True, False]], dims=("layer", "head"))
-    lists = head_selection.shuffle_heads(mask)
+    lists = random_heads.shuffle_heads(mask)
     assert (lists.sum("head") == [1, 2]).all() and 0.6 < lists[:, 1, 0].mean() < 0.73
     values = xr.DataArray([[[3.0, 1, 2], [0, 5, 4]]], dims=("resample", "layer", "head"))
     assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]

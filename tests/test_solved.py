@@ -159,6 +159,7 @@ def test_remedies_and_the_twelve_by_hand():
     names["GOALS"] = [0.17]
     assert float(names["net"](right)) == pytest.approx((0.1 - 0.05) / 0.2)
     assert float(names["share_of_published"](right)) == pytest.approx(0.5 / 0.17)
-    accuracy = xr.DataArray([0.8, 0.2], {"head_set": ["none", "paper's twelve"]}, "head_set")
+    sets = {"score": ["top token"], "head_set": ["none", "paper's twelve"]}
+    accuracy = xr.DataArray([[0.8, 0.2]], sets, ("score", "head_set"))
     lost = functions_of("06-interventions")["share_lost"](accuracy)
     assert float(lost) == pytest.approx(0.75)

@@ -2,9 +2,9 @@
 Whoever changes that code says whether numbers change: if so, raise `version` in its line; in any
 case:  pytest tests/test_versions.py --pin
 
-The code of a measurement: its module and what that imports of the laboratory and of
-`head_selection`, except for what only brings weights and texts here or tells how far it is; without
-comments and docstrings.
+The code of a measurement: its module and what that imports of the laboratory, of `head_selection`
+and of `random_heads`, except for what only brings weights and texts here or tells how far it is;
+without comments and docstrings.
 """
 
 import ast
@@ -42,7 +42,7 @@ def imports(home: Path, module: str) -> set[str]:
         name
         for name in names
         if name.startswith(("towerlab.", "towerlab_experiments."))
-        or name == "twotowers.head_selection"
+        or name in ("twotowers.head_selection", "twotowers.random_heads")
     }
     return {name for name in ours if path_of(home, name).is_file()}
 

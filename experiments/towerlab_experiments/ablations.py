@@ -29,7 +29,7 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import by_increase, draw_random_sets, interleave, present
+from towerlab.measure.sets import draw_random_sets, interleave, present
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
 from towerlab.model.edits import edited, edited_answers, everywhere, knockout, zero_ablate
@@ -153,7 +153,9 @@ def recipe_ablations(pipeline: Pipeline) -> Recipe:
     """
     lost = pipeline.measured("single_head_ablations")["log_prob_lost"]
     by_ablation = head_selection.top_heads(lost.mean("prompt"), N_RANKED)
-    heads = interleave(by_increase(pipeline, N_RANKED), by_ablation, 12)
+    by_norm = pipeline.measured("increase_by_norm")
+    by_increase = head_selection.by_increase(by_norm, N_RANKED)
+    heads = interleave(by_increase, by_ablation, 12)
     sets = {"paper's twelve": heads}
     random = draw_random_sets(pipeline, sets)
     return Recipe(ablations, pipeline.design.intervention(), (), sets, random)

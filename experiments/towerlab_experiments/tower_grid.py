@@ -30,7 +30,7 @@ from towerlab.measure.observations import (
 )
 from towerlab.measure.pipeline import SELECTION, Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
-from towerlab.measure.sets import BY_ATTENTION, by_increase, draw_random_sets, other_halves, present
+from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, other_halves, present
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, steer
@@ -329,11 +329,13 @@ def recipe_tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    k, encoded = pipeline.settings.top_k, pipeline.design.intervention()
+    k = pipeline.settings.top_k
+    encoded = pipeline.design.intervention()
+    by_norm = pipeline.measured("increase_by_norm")
     directions = class_directions(pipeline.model, _directing(pipeline.design))
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
-        "by increase": by_increase(pipeline, k),
+        "by increase": head_selection.by_increase(by_norm, k),
         "without negative heads": without_negative(pipeline.measured("selection"), k),
     }
     moved = {name: (heads, directions) for name, heads in present(sets).items()}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from html import escape
@@ -45,7 +45,7 @@ from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row
 from twotowers.head_selection import MIN_ATTENTION_DIFFERENCE, label_heads_without_preference
-from twotowers.heads import Head
+from twotowers.heads import Head, Sizes
 from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
 from twotowers.names import is_known
@@ -442,7 +442,7 @@ def _found(
     values: Any,
     statistic: Callable[[Any], Any] | None,
     words: Mapping[str, str] | Callable[[Any], str] | None,
-    sizes: Mapping[Hashable, Any],
+    sizes: Sizes,
     control: Mapping[str, Any] | None,
     **options: Mapping[str, Any] | None,
 ) -> Result:

@@ -10,7 +10,7 @@ Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 - `by written logit difference`: attention times the OV logit difference towards the label that
   is attended to, correct or not; above MIN_WRITTEN nats.
 - `by attention`: the attention difference, labels of the query's class minus the others.
-- `by increase`: the paper's increase, if it is given (`with_increase`).
+- `by_increase`, a function: the paper's increase, of either sign.
 - `by_effect`, a function: the total effect of the head's attention, of either sign.
 
 Every function is pure: it takes measurements of heads and returns lists of heads.
@@ -18,30 +18,23 @@ Every function is pure: it takes measurements of heads and returns lists of head
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads, head_coordinates
-from twotowers.settings import SEEDS, Template
+from twotowers.settings import Template
 
 HEADS_PER_SET = 5
 MAX_K = 4
 MIN_ATTENTION_DIFFERENCE = 0.02
 MIN_WRITTEN = 0.1
-DRAWS = 1000
-"""Maximum number of draws of random sets, of which equal ones count once"""
-SINGLE_HEADS = 20
-"""Number of other heads that a single head is compared with, if its layer has not more"""
 SETS = {
     "by attribution": ("attribution", 0.0),
     "by written logit difference": ("written logit difference", MIN_WRITTEN),
     "by attention": ("attention difference", 0.0),
-    "by increase": ("increase", 0.0),
 }
 """Set of heads -> its ranking, and the lower bound that every value exceeds"""
 RANKINGS = ("attribution", "increase", "attention difference", "written logit difference")
@@ -56,8 +49,10 @@ def select_template(templates: xr.Dataset) -> Template:
     """
     is_top = templates["top_answer"] == 0
     table = is_top.to_dataframe("is_top")
-    max_k = max(MAX_K, table["k"].min())
-    table = table[table["k"] <= max_k]
+    fewest = table["k"].min()
+    max_k = max(MAX_K, fewest)
+    is_allowed = table["k"] <= max_k
+    table = table[is_allowed]
     groups = table.groupby(["k", "separator"])
     accuracies = groups["is_top"].mean()
     k, separator = accuracies.idxmax()  # groups are sorted: of equal accuracies, the smallest k
@@ -74,7 +69,8 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
         Over (prompt, layer, head), in [-1, 1].
     """
     attention = heads["attention"]
-    signed = attention.where(heads["is_true_label"], -attention)
+    is_true = heads["is_true_label"]
+    signed = attention.where(is_true, -attention)
     return signed.sum("demonstration")
 
 
@@ -85,9 +81,8 @@ def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset
         heads: Measurement "heads" or "selection".
         increase_by_norm: Measurement "increase_by_norm".
     """
-    increase = increase_by_norm["increase"]
-    frozen = increase.sel(norm="frozen", drop=True)
-    return heads.assign(increase=frozen)
+    frozen = increase_by_norm.sel(norm="frozen", drop=True)
+    return heads.assign(increase=frozen["increase"])
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -122,12 +117,13 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
         k: Maximum number of heads.
         minimum: Lower bound, which every value exceeds.
     """
-    values = ranking.transpose("layer", "head").to_series()
+    by_layer = ranking.transpose("layer", "head")
+    values = by_layer.to_series()
     descending = values.sort_values(ascending=False, kind="stable")
     best = descending[:k]
     exceeds = best > minimum
-    indices = best.index[exceeds]
-    return [Head(int(layer), int(head)) for layer, head in indices]
+    places = best.index[exceeds]
+    return [Head(*place) for place in places.tolist()]
 
 
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
@@ -138,16 +134,14 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
         k: Number of heads.
     """
     flat = values.stack(layer_and_head=("layer", "head"))
-
-    def kth_largest(x: np.ndarray, axis: int) -> Any:
-        ascending = np.sort(x, axis)
-        return ascending.take(-k, axis)
-
-    lowest = flat.reduce(kth_largest, "layer_and_head")
+    ascending = xr.apply_ufunc(
+        np.sort, flat, input_core_dims=[["layer_and_head"]], output_core_dims=[["rank"]]
+    )
+    lowest = ascending.isel(rank=-k)
     return values >= lowest
 
 
-def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]]:
+def head_sets(heads: xr.Dataset, k: int) -> dict[str, list[Head]]:
     """Return the sets of heads of this module by name, best head first.
 
     Sets may be short or empty.
@@ -157,11 +151,11 @@ def head_sets(heads: xr.Dataset, k: int = HEADS_PER_SET) -> dict[str, list[Head]
         k: Maximum number of heads of a set.
     """
     means = rankings(heads)
-    return {
-        name: top_heads(means[ranking], k, minimum)
-        for name, (ranking, minimum) in SETS.items()
-        if ranking in means
-    }
+    sets = {}
+    for name, (ranking, minimum) in SETS.items():
+        if ranking in means:
+            sets[name] = top_heads(means[ranking], k, minimum)
+    return sets
 
 
 def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
@@ -184,7 +178,8 @@ def halves(data: xr.Dataset) -> list[xr.Dataset]:
         data: A measurement on blocks.
     """
     pairs = np.unique(data["class_pair"])
-    is_first = data["class_pair"].isin(pairs[::2])
+    first_pairs = pairs[::2]
+    is_first = data["class_pair"].isin(first_pairs)
     first = data.isel(prompt=is_first.values)
     second = data.isel(prompt=~is_first.values)
     return [first, second]
@@ -196,7 +191,9 @@ def attention_on_labels(heads: xr.Dataset) -> xr.DataArray:
     Args:
         heads: Measurement "heads" or "selection".
     """
-    return heads["attention"].sum("demonstration").mean("prompt")
+    attention = heads["attention"]
+    on_labels = attention.sum("demonstration")
+    return on_labels.mean("prompt")
 
 
 def prefers_no_class(heads: xr.Dataset) -> xr.DataArray:
@@ -225,7 +222,8 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
         judged: Heads to compare with.
     """
     on_labels = attention_on_labels(heads)
-    usual = select_heads(on_labels, judged).mean()
+    of_judged = select_heads(on_labels, judged)
+    usual = of_judged.mean()
     has_attention = on_labels >= usual / 2
     found = has_attention & prefers_no_class(heads)
     by_layer = found.transpose("layer", "head")
@@ -240,193 +238,10 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         effects: Measurement "head_effects".
         k: Number of heads.
     """
-    swapped = effects["effect"].sel(contrast="attention swapped", drop=True)
+    effect = effects["effect"]
+    swapped = effect.sel(contrast="attention swapped")
     mean = swapped.mean("prompt")
     return top_heads(abs(mean), k)
-
-
-def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> list[list[Head]]:
-    """Return different random sets of heads in place of a set, or of a list.
-
-    As many heads as possible are from the layer of the head that they replace, and the others from
-    the nearest layers (the layer above before the layer below). A single head is replaced by each
-    head of its layer, and by heads of the nearest layers until there are SINGLE_HEADS.
-
-    The sets do not depend on the order of `heads`, and each random head stands at the place of the
-    head that it replaces. Sets are drawn one after the other, so fewer sets are the first of more.
-
-        >>> free = in_other_groups([Head(0, 0)], np.ones((1, 4), bool), n_key_value_heads=4)
-        >>> sorted(draw_random_sets([Head(0, 0)], free))
-        [[Head(layer=0, head=1)], [Head(layer=0, head=2)], [Head(layer=0, head=3)]]
-
-    Args:
-        heads: Heads to replace.
-        free: Booleans over (layer, head), true for heads that can be drawn (`in_other_groups`,
-            `in_same_layers`).
-        n_sets: Number of different sets; fewer if DRAWS draws have fewer.
-
-    Returns:
-        Sets of heads, or nothing if fewer heads are free than a set has.
-    """
-    if not 0 < len(heads) <= free.sum():
-        return []
-    if len(heads) == 1:
-        (single,) = heads
-        nearest = _nearest_heads(Head(*single), free)
-        return nearest[:n_sets]
-    rng = np.random.default_rng([0, SEEDS["random sets"]])
-    sets: dict[tuple[Head, ...], list[Head]] = {}
-    pools_of_draws = _shuffled_pools(rng, free)
-    for pools in islice(pools_of_draws, DRAWS):
-        random_set = _take(pools, heads)
-        key = tuple(sorted(random_set))
-        sets.setdefault(key, random_set)
-        if len(sets) == n_sets:
-            break
-    return list(sets.values())
-
-
-def _nearest_heads(single: Head, free: np.ndarray) -> list[list[Head]]:
-    """Return all free heads of the layer of a head, or more of near layers, each as a set."""
-    places = np.argwhere(free)
-    others = [Head(*place) for place in places.tolist()]
-    nearest = sorted(others, key=lambda head: abs(head.layer - single.layer))
-    n_in_layer = free[single.layer].sum()
-    n = max(SINGLE_HEADS, n_in_layer)
-    return [[head] for head in nearest[:n]]
-
-
-def _shuffled_pools(rng: np.random.Generator, free: np.ndarray) -> Iterator[list[list[int]]]:
-    """Yield the numbers of the free heads of each layer in random orders, again and again."""
-    numbers = [np.flatnonzero(in_layer) for in_layer in free]
-    while True:
-        yield [rng.permutation(in_layer).tolist() for in_layer in numbers]
-
-
-def _take(pools: Sequence[list[int]], heads: Heads) -> list[Head]:
-    """Take a head out of the pools for each head, first where the own layer has one."""
-    replacements = {}
-    ordered = sorted(heads)
-    for head in ordered:
-        layer, _ = head
-        if pools[layer]:
-            replacements[head] = _take_nearest(pools, layer)
-    for head in ordered:
-        if head not in replacements:
-            layer, _ = head
-            replacements[head] = _take_nearest(pools, layer)
-    return [replacements[head] for head in heads]
-
-
-def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
-    """Take a head out of the nearest pool that is not empty, of two the one above."""
-    nearest = layer
-    if not pools[layer]:
-        layers = [i for i, pool in enumerate(pools) if pool]
-        nearest = min(layers, key=lambda i: (abs(i - layer), -i))
-    number = pools[nearest].pop()
-    return Head(nearest, number)
-
-
-def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
-    """Return which measured heads are outside the key-value groups of some heads.
-
-    Args:
-        heads: Heads to replace.
-        measured: Booleans over (layer, head), true for heads that were measured.
-        n_key_value_heads: Number of key-value heads of a layer.
-
-    Returns:
-        Booleans over (layer, head).
-    """
-    free = measured.copy()
-    _, n_heads = measured.shape
-    size = n_heads // n_key_value_heads
-    for layer, head in heads:
-        first = head // size * size
-        free[layer, first : first + size] = False
-    return free
-
-
-def in_same_layers(heads: Heads, measured: np.ndarray) -> np.ndarray:
-    """Return which measured heads are other heads of the layers of some heads.
-
-    Args:
-        heads: Heads to replace.
-        measured: Booleans over (layer, head), true for heads that were measured.
-
-    Returns:
-        Booleans over (layer, head), all false if a layer has too few other heads.
-    """
-    free = np.zeros_like(measured)
-    n_in_layer = np.zeros(len(measured), dtype=int)
-    for layer, _ in heads:
-        free[layer] = measured[layer]
-        n_in_layer[layer] += 1
-    for layer, head in heads:
-        free[layer, head] = False
-    is_enough = (free.sum(1) >= n_in_layer).all()
-    return free & is_enough
-
-
-def control_sets(heads: Heads, sizes: Mapping[Hashable, Any], n_sets: int) -> list[list[Head]]:
-    """Return different random sets of any heads of a model, in other key-value groups.
-
-    Args:
-        heads: Set that random sets are matched to.
-        sizes: Numbers of `layers`, `heads` and `key_value_heads` of the model, from the attributes
-            of a measurement.
-        n_sets: Number of different sets, fewer if there are fewer.
-
-    Raises:
-        NotTestable: If the model has too few other heads.
-    """
-    shape = sizes["layers"], sizes["heads"]
-    every_head = np.ones(shape, dtype=bool)
-    free = in_other_groups(heads, every_head, sizes["key_value_heads"])
-    sets = draw_random_sets(heads, free, n_sets)
-    if not sets:
-        raise NotTestable(
-            f"{len(heads)} heads leave too few heads in other key-value groups for a control; "
-            "choose a smaller top_k"
-        )
-    return sets
-
-
-def share_in_layer(heads: Heads, lists: Sequence[Heads]) -> float:
-    """Return the share of random heads that are in the layer of the head that they replace.
-
-    Args:
-        heads: List of heads.
-        lists: Random lists in its place, in the same order.
-    """
-    if not lists:
-        return np.nan
-    layers = [layer for layer, _ in heads]
-    random_layers = [[layer for layer, _ in random_list] for random_list in lists]
-    is_same = np.equal(random_layers, layers)
-    return float(is_same.mean())
-
-
-def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:
-    """Return random lists of heads with the same number of heads in each layer, or in all.
-
-    Args:
-        mask: Booleans over (layer, head), true for the heads of a list.
-        dims: Dimensions along which heads are shuffled: the heads of each layer, or ("layer",
-            "head") for all heads of the model.
-
-    Returns:
-        Booleans over (random_set, layer, head).
-    """
-    mask = mask.transpose("layer", "head")
-    masks = mask.expand_dims(random_set=DRAWS)
-    flat = masks.stack(shuffled=dims)
-    rng = np.random.default_rng(0)
-    shuffled = rng.permuted(flat.values, axis=-1)
-    flat = flat.copy(data=shuffled)
-    sets = flat.unstack("shuffled")
-    return sets.transpose("random_set", "layer", "head")
 
 
 def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
@@ -461,8 +276,8 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
         Over (random_set, ..., selected_head).
     """
     n_heads = len(sets[0]) if sets else 0
-    shape = len(sets), n_heads, 2
-    pairs = np.array(sets, dtype=int).reshape(shape)
+    pairs = np.array(sets, dtype=int)
+    pairs = pairs.reshape(len(sets), n_heads, 2)
     dims = "random_set", "selected_head"
     layers = dims, pairs[..., 0]
     numbers = dims, pairs[..., 1]
@@ -501,19 +316,21 @@ def cross_fit_splits(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]
     """
     if target is None:
         target = data
-    class_pairs = _all_values("class_pair", data, target)
-    label_pairs = _all_values("label_pair", data, target)
-    has_one = len(label_pairs) == 1
-    halves_of_classes = class_pairs[::2], class_pairs[1::2]
-    halves_of_labels = label_pairs[::2], label_pairs[1::2]
-    for pairs in halves_of_classes:
+    halves_of = {}
+    for name in ("class_pair", "label_pair"):
+        names = {*data[name].values, *target[name].values}
+        in_order = sorted(names)
+        halves_of[name] = in_order[::2], in_order[1::2]
+    has_one = halves_of["label_pair"][1] == []
+    for pairs in halves_of["class_pair"]:
         evaluates_pair = target["class_pair"].isin(pairs)
         selects_pair = ~data["class_pair"].isin(pairs)
-        for labels in halves_of_labels:
+        for labels in halves_of["label_pair"]:
             evaluates_labels = target["label_pair"].isin(labels)
             evaluates = evaluates_pair & evaluates_labels
             other_labels = ~data["label_pair"].isin(labels)
-            selects = selects_pair & (other_labels | has_one)
+            may_select = other_labels | has_one
+            selects = selects_pair & may_select
             if evaluates.any():
                 selecting = data.isel(prompt=selects.values)
                 evaluating = target.isel(prompt=evaluates.values)
@@ -535,12 +352,7 @@ def cross_fit_sets(
         that evaluate.
     """
     for selecting, evaluating in cross_fit_splits(selection, target):
-        sets = head_sets(selecting, k) if selecting.sizes["prompt"] else {}
+        sets = {}
+        if selecting.sizes["prompt"]:
+            sets = head_sets(selecting, k)
         yield sets, evaluating
-
-
-def _all_values(name: str, data: Any, target: Any) -> list[str]:
-    """Return the values of a coordinate in two measurements, sorted."""
-    selecting = data[name].values
-    evaluating = target[name].values
-    return sorted({*selecting, *evaluating})

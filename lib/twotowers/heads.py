@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,8 @@ class Head(NamedTuple):
 Heads = Sequence[tuple[int, int]]  # an argument of functions; pairs such as (22, 0) are enough
 HeadSets = Mapping[str, Heads]
 """Name of a set -> its heads"""
+Sizes = Mapping[Hashable, Any]
+"""Numbers of `layers`, `heads` and `key_value_heads` of a model: attributes of a measurement"""
 
 
 def head_names(heads: Iterable[tuple[int, int]]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from twotowers import head_selection, intervals
+from twotowers import head_selection, intervals, random_heads
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head, Heads
@@ -100,16 +100,14 @@ class JudgedModel:
             reason = "does not learn the task"
         raise NotTestable(f"{reason}: accuracy {replace(self.accuracy, low=low, high=high):.0%}")
 
-    def draw_random_sets(
-        self, heads: Heads, n_sets: int = head_selection.DRAWS
-    ) -> list[list[Head]]:
-        """Return different random sets in place of a set (`head_selection.control_sets`).
+    def draw_random_sets(self, heads: Heads, n_sets: int = random_heads.DRAWS) -> list[list[Head]]:
+        """Return different random sets in place of a set (`random_heads.control_sets`).
 
         Args:
             heads: Heads to replace.
             n_sets: Number of different sets, fewer if there are fewer.
         """
-        return head_selection.control_sets(heads, self.heads.attrs, n_sets)
+        return random_heads.control_sets(heads, self.heads.attrs, n_sets)
 
     def select(
         self, claim: Claim, values: xr.DataArray, control: xr.DataArray | None

@@ -15,7 +15,7 @@ applies the rule of data/figures.csv.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,17 +39,15 @@ from twotowers.claims import (
     PaperResult,
 )
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, different_sets
-from twotowers.head_selection import (
+from twotowers.head_selection import select_heads, select_sets, top_mask
+from twotowers.heads import Head, Sizes, head_coordinates, head_names
+from twotowers.random_heads import (
     draw_random_sets,
     in_other_groups,
     in_same_layers,
-    select_heads,
-    select_sets,
     share_in_layer,
     shuffle_heads,
-    top_mask,
 )
-from twotowers.heads import Head, head_coordinates, head_names
 
 BALANCED = ["as it is", "labels exchanged", "true first", "true first, labels exchanged"]
 """Four versions of the paper's prompts: the right label last or first, both label assignments"""
@@ -118,7 +116,7 @@ def compare(
     every_head: xr.DataArray | None = None,
     resamples: xr.DataArray | None = None,
     control: Values | None = None,
-    sizes: Mapping[Hashable, Any] | None = None,
+    sizes: Sizes | None = None,
 ) -> Result:
     """Return a statistic of a model, of random heads, and of resamples of its prompts.
 
@@ -414,7 +412,7 @@ def _with_named_sets(control: Any, means: Any) -> Any:
     return xr.concat([control, named], "head_set", coords="minimal", compat="override")
 
 
-def on_grid(values: xr.DataArray, sizes: Mapping[Hashable, Any]) -> xr.DataArray:
+def on_grid(values: xr.DataArray, sizes: Sizes) -> xr.DataArray:
     """Return values of named heads over all layers and heads, missing for the other heads.
 
     Args:

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.evidence import MIN_RANDOM_SETS
 from twotowers.files import select_labels
-from twotowers.heads import Head, HeadSets
+from twotowers.heads import Head, HeadSets, Sizes
+from twotowers.random_heads import Sets, control_sets
 
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
@@ -28,7 +29,7 @@ BY_ATTENTION = "by attention"
 
 def draw_random_sets(
     pipeline: Pipeline, sets: HeadSets, n_sets: int = MIN_RANDOM_SETS
-) -> dict[str, list[list[Head]]]:
+) -> dict[str, Sets]:
     """Return different random sets in place of each set, equally many, of other key-value groups.
 
     Args:
@@ -46,18 +47,16 @@ def draw_random_sets(
     if pipeline.settings.evaluation_blocks < QUICK:
         n_sets = min(n_sets, MIN_RANDOM_SETS)
     model = pipeline.model
-    sizes: dict[Hashable, int] = {
+    sizes: Sizes = {
         "layers": model.n_layers,
         "heads": model.n_heads,
         "key_value_heads": model.n_key_value_heads,
     }
-    drawn = {
-        name: head_selection.control_sets(heads, sizes, n_sets) for name, heads in sets.items()
-    }
+    drawn = {name: control_sets(heads, sizes, n_sets) for name, heads in sets.items()}
     return equally_many(drawn)
 
 
-def equally_many(drawn: Mapping[str, list[list[Head]]]) -> dict[str, list[list[Head]]]:
+def equally_many(drawn: Mapping[str, Sets]) -> dict[str, Sets]:
     """Return equally many random sets for each set, because a file has so.
 
     If fewer exist for one set than for another, these are repeated. Equal sets count once
@@ -98,24 +97,6 @@ def other_halves(
         evaluated = [encoded[i] for i in evaluating["number"].values]
         splits.append((evaluated, heads))
     return splits
-
-
-def by_increase(pipeline: Pipeline, k: int) -> list[Head]:
-    """Return the paper's set, the heads with the largest increase.
-
-    The recipe that calls this function also needs the measurement "increase_by_norm".
-
-    Args:
-        pipeline: Pipeline of the model.
-        k: Number of heads.
-
-    Returns:
-        Heads, best first.
-    """
-    selection = head_selection.with_increase(
-        pipeline.measured("selection"), pipeline.measured("increase_by_norm")
-    )
-    return head_selection.head_sets(selection, k)["by increase"]
 
 
 def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]]:
