@@ -52,7 +52,7 @@ def test_the_picture_has_a_dot_and_a_diamond_for_each_model(rows, tmp_path):
     assert "not made" in story.product(tmp_path, rows)
     write_chart(tmp_path, "11", points(lambda query, key: query * key))
     html = story.product(tmp_path, rows)
-    assert html.count("<tr>") == 5 and html.count('r="6"') == 4 and html.count("M0 -6") == 1
+    assert html.count("<tr>") == 6 and html.count('r="6"') == 4 and html.count("M0 -6") == 1
 
 
 def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeypatch):
@@ -66,9 +66,11 @@ def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeyp
     step = packed["largest"] / matrices.SCORE_STEPS
     assert found.values * step == pytest.approx(scores[3:, 3:], abs=step)
     drawn = []
-    monkeypatch.setattr(matrices, "pack", lambda table, *of: drawn.append(table) or packed)
+    monkeypatch.setattr(matrices, "pack", lambda table, *of: drawn.append((table, *of)) or packed)
     judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
     html = story.matrix(tmp_path, judged)
-    assert drawn[0][:3, 3:] == pytest.approx(np.full((3, 3), found.values[:3, 3:].mean()))
-    assert "6 words of the classes animal and country" in html and html.count("<image") == 2
-    assert "Measured in head 18-6 of SmolLM2-135M" in html and html.count("<li>") == 1
+    means, *of = drawn[1]
+    assert means[:3, 3:] == pytest.approx(np.full((3, 3), found.values[:3, 3:].mean()))
+    assert of[-1] == packed["limit"]  # both pictures have the same colours
+    assert "6 words in the same order" in html and html.count("<image") == 2
+    assert "Measured: head 18-6 of SmolLM2-135M" in html and html.count("<li>") == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from html import escape, unescape
 from pathlib import Path
 
@@ -132,20 +133,31 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
     key = (
         '<span class="first">right labels first</span> <span class="last">right labels last</span>'
     )
-    ticks = "".join(
-        f'<text x="{ORDER_SCALE.place(share)}" y="12" text-anchor="middle">{percent(share)}</text>'
-        for share in (0, 0.5, 1)
-    )
-    axis = f'<svg width="100%" height="16" overflow="visible" aria-hidden="true">{ticks}</svg>'
+    numbers = axis(ORDER_SCALE, (0, 0.5, 1))
     return (
         '<section class="opening-catch"><h2>The catch: the same demonstrations in the other order'
         "</h2>"
         f'<table class="strip"><thead><tr><td></td><td colspan="2">{key}</td></tr></thead><tbody>'
-        f"{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
+        f"{lines}</tbody><tfoot><tr><td></td><td>{numbers}</td><td></td></tr>"
+        "</tfoot></table>"
         '<p class="strip-key">Share of prompts in which the right label is likelier than the '
         "other; the dashed line is chance. The paper has the right labels last. "
         '<a href="01-locate.html#paper-word-prompts">Chapter&nbsp;1</a></p></section>'
     )
+
+
+def axis(scale: strips.Scale, values: Iterable[float]) -> str:
+    """Return the numbers below a strip.
+
+    Args:
+        scale: Axis of the strip.
+        values: Values that have a number.
+    """
+    ticks = "".join(
+        f'<text x="{scale.place(value)}" y="12" text-anchor="middle">{scale.text(value)}</text>'
+        for value in values
+    )
+    return f'<svg width="100%" height="16" overflow="visible" aria-hidden="true">{ticks}</svg>'
 
 
 def _both_orders(model: str, first: float, last: float) -> str:

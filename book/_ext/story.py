@@ -15,6 +15,7 @@ import opening_page
 import pandas as pd
 import plain_words
 from twotowers import claims, evidence, matrices, strips
+from twotowers.colours import BROWN, VIOLET
 from twotowers.figures import model_colours
 from twotowers.paths import chapter_names
 
@@ -60,22 +61,22 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
     classes = scores.index
     means = scores.T.groupby(level=0, sort=False).transform("mean").T
     means = means.groupby(level=0, sort=False).transform("mean")
-    pictures = [
-        matrices.pack(table.values, classes, classes)["picture"] for table in (means, scores)
-    ]
+    measured = matrices.pack(scores.values, classes, classes)
+    same_colours = matrices.pack(means.values, classes, classes, measured["limit"])
+    limit = measured["limit"] * packed["largest"] / matrices.SCORE_STEPS
     head = escape(f"{packed['title'].partition(',')[0]} of {packed['model']}")
     text = (
-        f"{len(scores)} words of the classes {' and '.join(CLASS_PAIR)}. Rows are queries, "
-        "and columns are words of demonstrations, in the same order. Violet: above the mean of the "
-        "row. A head that only recognised classes would show two violet blocks and nothing else "
-        "(first picture). This head (second) also has a line where a word meets itself, and darker "
-        "and lighter cells within the blocks."
+        f"{len(scores)} words in the same order in rows and columns. A head that only recognised "
+        "classes would show its mean in each block and nothing else (first picture). The same head "
+        "as measured (second) also has a line where a word meets itself, and darker and lighter "
+        "cells within the blocks."
     )
     return (
         f'<section class="story-matrices">'
-        f"{_figure('The mean of each block: classes only', pictures[0], '')}"
-        f"{_figure(f'Measured in head {head}', pictures[1], 'a word meets itself')}"
-        f"<p>{text}</p>{plain_words.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
+        f"{_figure('Classes only: the mean of each block', same_colours['picture'], '')}"
+        f"{_figure(f'Measured: head {head}', measured['picture'], 'a word meets itself')}"
+        f"{_colour_scale(limit)}<p>{text}</p>"
+        f"{plain_words.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
     )
 
 
@@ -111,12 +112,14 @@ def product(build: Path, rows: pd.DataFrame) -> str:
         f'<svg width="10" height="10"><circle cx="5" cy="5" r="5" fill="{colour}"/></svg> {model}'
         for model, colour in zip(answers.index, model_colours(answers.index), strict=True)
     )
+    numbers = opening_page.axis(scale, scale.ticks)
     link = f'<a href="{chapter_names()["11"]}.html#fig-11-1">Figure 11.1</a>'
     return (
         f'<section class="story-product"><table class="strip"><thead><tr><td></td><td>'
-        '<div class="ends"><span>← wrong label</span><span>right label →</span></div></td></tr>'
+        '<div class="ends"><span>← other label</span><span>right label →</span></div></td></tr>'
         "</thead>"
-        f'<tbody>{lines}</tbody></table><p class="strip-key">{models} &nbsp; ◇ both mirrored, if '
+        f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{numbers}</td></tr></tfoot></table>"
+        f'<p class="strip-key">{models} &nbsp; ◇ both mirrored, if '
         "the two effects were added<br>Logit difference, centred, as a share of each model's range "
         f"over all 98 conditions ({link}).</p><p>Minus times minus is plus: with both mirrored, "
         "query and keys match again. A sum would be wrong twice. "
@@ -160,13 +163,42 @@ def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> s
 
 
 def _figure(title: str, picture: str, pointed: str) -> str:
-    """Return a matrix with its title, and an arrow to its diagonal if that is pointed at."""
+    """Return a matrix with its title and axes, and an arrow to its diagonal if that has words."""
     arrow = '<path d="M75 262V90m-5 9 5-9 5 9"/>' if pointed else ""
-    words = f'<text x="8" y="280">{pointed}</text>' if pointed else ""
+    words = f'<text class="pointed" x="8" y="280">{pointed}</text>' if pointed else ""
+    first, second = CLASS_PAIR
+    columns = (
+        f'<text x="75" y="-6">{first}</text><text x="225" y="-6">{second}</text>'
+        '<text x="150" y="-26">word of a demonstration</text>'
+    )
+    rows = (
+        f'<g transform="rotate(-90)"><text x="-75" y="-6">{first}</text>'
+        f'<text x="-225" y="-6">{second}</text><text x="-150" y="-26">word of the query</text></g>'
+    )
     return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 300 300" role="img" '
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="-42 -42 344 344" role="img" '
         f'aria-label="{title}"><image href="{picture}" width="300" height="300"/>'
-        f"{arrow}{words}</svg></figure>"
+        '<rect width="300" height="300"/>'
+        f"{columns}{rows}{arrow}{words}</svg></figure>"
+    )
+
+
+def _colour_scale(limit: float) -> str:
+    """Return the scale of colours of both matrices.
+
+    Args:
+        limit: Score with the strongest colour.
+    """
+    steps = np.linspace(-1, 1, 2 * matrices.COLOUR_STEPS + 1)
+    cells = "".join(
+        f'<rect x="{8 * i}" width="8" height="12" fill="{VIOLET if step > 0 else BROWN}" '
+        f'fill-opacity="{abs(step):.2f}"/>'
+        for i, step in enumerate(steps)
+    )
+    picture = f'<svg width="{8 * len(steps)}" height="12" aria-hidden="true">{cells}</svg>'
+    return (
+        f'<p class="strip-key">score minus the mean of its row: −{limit:.2g} or less {picture} '
+        f"+{limit:.2g} or more</p>"
     )
 
 

@@ -44,7 +44,9 @@ Pixels = np.ndarray
 """Integers (row, column)"""
 
 
-def pack(scores: np.ndarray, words: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
+def pack(
+    scores: np.ndarray, words: Sequence[str], classes: Sequence[str], limit: float | None = None
+) -> dict[str, Any]:
     """Return a square matrix of scores as cells of a table that `draw` shows.
 
     Scores beyond `limit` have the strongest colour.
@@ -53,9 +55,12 @@ def pack(scores: np.ndarray, words: Sequence[str], classes: Sequence[str]) -> di
         scores: Scores (asked word, demonstrated word). Zero has no colour.
         words: Words of the rows, and of the columns.
         classes: Class of each word. Words of a class are next to each other.
+        limit: Score with the strongest colour. None takes the one above which `CLIPPED` of the
+            scores are.
     """
     sizes = abs(scores)
-    limit = float(np.quantile(sizes, 1 - CLIPPED)) or 1.0
+    if limit is None:
+        limit = float(np.quantile(sizes, 1 - CLIPPED)) or 1.0
     largest = float(sizes.max()) or 1.0
     steps = np.rint(COLOUR_STEPS * scores / limit)
     steps = np.clip(steps, -COLOUR_STEPS, COLOUR_STEPS)
