@@ -24,6 +24,7 @@ RUNNABLE = [name for name in NOTEBOOKS if re.match(r"\d|playground", name)]
 ON_EACH_PUSH = ("07-mitigation", "12-what-every-head-does", "playground")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 WAIT = 300_000  # milliseconds for one step, on a machine that does other work
+POLL = 250  # milliseconds; Playwright would look at every frame, and make the browser draw them
 
 READY = """() => {
   const notebook = window.jupyterapp?.shell?.currentWidget;
@@ -105,10 +106,12 @@ def start(home):
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    while not (found := [*(home / "runtime").glob("jpserver-*.json")]):
+    about = ""
+    while not about.rstrip().endswith("}"):  # until the server has written all of it
         assert process.poll() is None, (home / "log").read_text()
         time.sleep(0.1)
-    return process, json.loads(found[0].read_text())["url"]
+        about = "".join(path.read_text() for path in (home / "runtime").glob("jpserver-*.json"))
+    return process, json.loads(about)["url"]
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +131,11 @@ def try_dropdowns(page):
         dropdown = dropdowns.nth(i)
         first = dropdown.input_value()
         dropdown.select_option(index=dropdown.locator("option").count() - 1)
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
         dropdown.select_option(first)
-        page.wait_for_function(f"(before) => !({OTHER})(before)", arg=before, timeout=WAIT)
+        page.wait_for_function(
+            f"(before) => !({OTHER})(before)", arg=before, timeout=WAIT, polling=POLL
+        )
     return dropdowns.count()
 
 
@@ -148,50 +153,64 @@ def try_playground(page):
         field = label.locator("xpath=..").locator("input, textarea")
         field.fill(text)
         field.press("Tab")
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
     buttons = page.locator(".widget-button")
     for i in range(buttons.count()):
         before = page.evaluate(SHOWN)
         buttons.nth(i).click()
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT)
+        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
     return buttons.count()
 
 
-def visit(name, lab):
+def visit(lab, *names):
+    """Open notebooks one after another in one browser, whose cache then has JupyterLab's code."""
+    addresses = [f"{lab}lab/workspaces/{name}/tree/{name}.ipynb?reset" for name in names]
+    with browser(addresses[0], 1440, 900, home=lab) as page:
+        for name, address in zip(names, addresses, strict=True):
+            print(name, file=sys.stderr)  # the last one is where a failure is
+            if address != addresses[0]:
+                page.goto(address)
+            look(page, name)
+
+
+def look(page, name):
     """Run a notebook and look at it, use its widgets, and follow a link."""
-    address = f"{lab}lab/workspaces/{name}/tree/{name}.ipynb?reset"
-    with browser(address, 1440, 900, home=lab) as page:
-        page.wait_for_function(READY, timeout=WAIT)
-        page.evaluate(RUN)
-        page.wait_for_function("window.ended", timeout=WAIT)
-        page.wait_for_function(DRAWN, timeout=WAIT)
-        faults = page.evaluate(LOOK)
-        assert not faults, faults
-        if name == "playground":
-            assert try_playground(page) == 6
-        else:
-            has_widget = "chapter.explore" in "".join(sources(name))
-            assert bool(try_dropdowns(page)) == has_widget
-        links = page.locator(".jp-RenderedMarkdown a[href*='.md']")
-        if links.count():
-            links.last.click()
-            page.wait_for_function(f"(name) => ({PLACE})() !== name", arg=f"{name}.ipynb")
-        page.evaluate(SHUTDOWN)
+    page.wait_for_function(READY, timeout=WAIT, polling=POLL)
+    page.evaluate(RUN)
+    page.wait_for_function("window.ended", timeout=WAIT, polling=POLL)
+    page.wait_for_function(DRAWN, timeout=WAIT, polling=POLL)
+    faults = page.evaluate(LOOK)
+    assert not faults, faults
+    if name == "playground":
+        assert try_playground(page) == 6
+    else:
+        has_widget = "chapter.explore" in "".join(sources(name))
+        assert bool(try_dropdowns(page)) == has_widget
+    page.evaluate(SHUTDOWN)
+    links = page.locator(".jp-RenderedMarkdown a[href*='.md']")
+    if links.count():
+        links.last.click()
+        page.wait_for_function(f"(name) => ({PLACE})() !== name", arg=f"{name}.ipynb")
 
 
 @needs_browser
 @needs_measurements
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        pytest.param(name, marks=[] if name in ON_EACH_PUSH else pytest.mark.nightly)
-        for name in RUNNABLE
+        ON_EACH_PUSH,
+        *(
+            pytest.param([name], marks=pytest.mark.nightly)
+            for name in RUNNABLE
+            if name not in ON_EACH_PUSH
+        ),
     ],
+    ids=", ".join,
 )
-def test_a_notebook_runs_in_jupyterlab(name, lab):
+def test_notebooks_run_in_jupyterlab(names, lab):
     """In a process of its own: Playwright waits for ever for a page that does not answer."""
     visited = subprocess.run(
-        [sys.executable, __file__, name, lab],
+        [sys.executable, __file__, lab, *names],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         timeout=3 * WAIT / 1000,
         capture_output=True,

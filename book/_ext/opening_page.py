@@ -292,7 +292,8 @@ def _byline() -> str:
     """Return authors, version, and the date of the last measurement that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
-    day = max(xr.open_dataset(file).attrs["date"] for file in files.precomputed_files().values())
+    paths = files.precomputed_files().values()
+    day = max(xr.open_dataset(path, decode_cf=False).attrs["date"] for path in paths)
     return (
         f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
     )

@@ -47,15 +47,14 @@ def tests(build: Path, solved: bool = False) -> pd.DataFrame:
     return judged[~judged["claim"].isin(claims.UNCOUNTED)]
 
 
-def _row_link(item: str) -> str:
+def _row_link(result: claims.PaperResult) -> str:
     """Return the name of a result of the paper as a link to its row.
 
     Args:
-        item: Name of the result.
+        result: Result of the paper.
     """
-    about = claims.paper_results()[item]
-    address = f"#row-{about.anchor}"
-    return f'<a href="{address}" title="{escape(about.statement)}">{item}</a>'
+    address = f"#row-{result.anchor}"
+    return f'<a href="{address}" title="{escape(result.statement)}">{result.id}</a>'
 
 
 def counted(asked: pd.DataFrame) -> str:
@@ -80,9 +79,12 @@ def summary(judged: pd.DataFrame) -> str:
     asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     specific = asked["verdict"].isin([claims.AGREES, claims.AGREES_TOO_FEW])
     stable = specific & ~(asked["stability"] < STABLE)
-    items, own = dict.fromkeys(asked["claim"]), asked["model"].isin(included_models())
+    own = asked["model"].isin(included_models())
+    results = claims.paper_results()
+    links = {item: _row_link(results[item]) for item in dict.fromkeys(asked["claim"])}
     always, never = (
-        ", ".join(_row_link(item) for item in items if so[asked["claim"] == item].all()) or "none"
+        ", ".join(link for item, link in links.items() if so[asked["claim"] == item].all())
+        or "none"
         for so in (stable, ~specific)
     )
     return (
@@ -121,14 +123,16 @@ def _tables(judged: pd.DataFrame, models: list[str]) -> str:
 
     Each cell leads to the row of its result.
     """
+    results = claims.paper_results()
     cells = {(row.claim, row.model): row for row in judged.itertuples()}
     heads = "".join(f'<th scope="col"><span>{shown_name(m)}</span></th>' for m in models)
     lines = []
     for item in dict.fromkeys(judged["claim"]):
-        link = re.sub(">(appendix|EMNLP table) ", lambda m: f">{SHORT[m[1]]} ", _row_link(item))
+        link = _row_link(results[item])
+        link = re.sub(">(appendix|EMNLP table) ", lambda m: f">{SHORT[m[1]]} ", link)
         line = f'<th scope="row">{link}</th>'
         for row in (cells.get((item, model)) for model in models):
-            line += "<td></td>" if row is None else f"<td>{cell(row)}</td>"
+            line += "<td></td>" if row is None else f"<td>{cell(row, results[item])}</td>"
         lines.append(f"<tr>{line}</tr>")
     third = -(-len(lines) // 3) or 1
     return "".join(
@@ -138,19 +142,19 @@ def _tables(judged: pd.DataFrame, models: list[str]) -> str:
     )
 
 
-def cell(row) -> str:
+def cell(row, result: claims.PaperResult) -> str:
     """Return one test: the signs of its verdict and mark, and a link to its row.
 
     Args:
         row: Row of evidence.
+        result: The result of the paper that was tested.
     """
     says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
         row.mark
     )
     mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
-    anchor = claims.paper_results()[row.claim].anchor
     name = pages.verdict_class(row.verdict)
     return (
-        f'<a class="verdict {name}" href="#row-{anchor}" '
+        f'<a class="verdict {name}" href="#row-{result.anchor}" '
         f'title="{escape(says)}" aria-label="{escape(says)}">{SIGNS[row.verdict]}{mark}</a>'
     )
