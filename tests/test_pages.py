@@ -10,6 +10,7 @@ import zlib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
+import offline
 import pytest
 from browser import PAGE, broken_rules, browser, chromium, needs_browser
 from conftest import ROOT, sources
@@ -453,8 +454,8 @@ def check_colours(seen, mode):
     of_verdicts = {pages.verdict_class(v): c for v, c in colours.VERDICT_COLOURS.items()}
     meant = {name: colours.COLOURS[name] for name in MEANT} | of_verdicts
     if mode == "dark":
-        meant = {name: colours.ON_DARK.get(colour, colour) for name, colour in meant.items()}
-    undecided = colours.ON_DARK[colours.INK] if mode == "dark" else colours.INK
+        meant = {name: offline.ON_DARK.get(colour, colour) for name, colour in meant.items()}
+    undecided = offline.ON_DARK[colours.INK] if mode == "dark" else colours.INK
     meant["undecided"] = undecided
     meant |= {f"badge {name}": colour for name, colour in of_verdicts.items()}
     drawn = meant.keys() & seen.keys()

@@ -13,10 +13,16 @@ import playground_page
 import story
 import vl_convert
 from sphinx.errors import ExtensionError
-from twotowers.colours import COLOURS, GREY, ON_DARK, VERDICT_COLOURS
+from twotowers import claims
+from twotowers.colours import BROWN, COLOURS, GREY, INK, RED, ROSE, VERDICT_COLOURS, VIOLET
 from twotowers.pages import verdict_class
 
 PAGE = Path(__file__).parent.parent / "_page"
+ON_DARK = {
+    INK: "#dfe5ec", RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0",
+    VERDICT_COLOURS[claims.HOLDS]: "#3f9bdc", VERDICT_COLOURS[claims.FAILS]: "#e07a32",
+}  # fmt: skip
+"""Colours on dark pages, where the strong one of a pair must be the light one"""
 TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has its own words
 
 

@@ -16,11 +16,62 @@ from pathlib import Path
 
 import pandas as pd
 from twotowers import claims, evidence, pages
+from twotowers.claims import (
+    ABSENT,
+    AGREES,
+    DISAGREES,
+    FAILS,
+    HOLDS,
+    IN_PART,
+    NOT_COMPARED,
+    NOT_JUDGED,
+    NOT_SPECIFIC,
+    NOT_TESTABLE,
+    SMALL,
+    TOO_FEW,
+    UNDECIDED,
+)
 from twotowers.errors import TwoTowersError
 from twotowers.tables import shown_name
 
 SECOND = ", on solved prompts"
 MARK = re.compile(r"<!-- verdicts (.+?) -->")
+VERDICTS = {
+    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where "
+    "they are the control",
+    SMALL: "the effect is there, but smaller than the smallest effect of interest",
+    NOT_SPECIFIC: "the effect is there, but the control does as much",
+    ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
+    FAILS: "the effect is clearly less than claimed, or has the other sign",
+    UNDECIDED: "too few observations or too few other heads to tell, or less than 60% of the "
+    "resamples of the prompts have the same verdict; the reason stands beside it",
+    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
+    "the rule names no heads; or there is nothing to be a share of",
+}
+"""Meanings of the verdicts on claims"""
+RESULT_VERDICTS = {
+    AGREES: "the number reaches the rule, and random heads do not, if the result is about heads",
+    IN_PART: "the number reaches the lower bound of the rule",
+    NOT_SPECIFIC: "added to agrees or in part: more than 5% of the random lists do as well",
+    TOO_FEW: "added to agrees or in part: fewer than 20 different random lists exist, or were "
+    "measured",
+    NOT_COMPARED: "a remark: the result is about no heads, so no random heads stand beside it",
+    DISAGREES: "the number does not reach the rule",
+    UNDECIDED: VERDICTS[UNDECIDED],
+    NOT_JUDGED: "a number that says nothing for or against the paper; the reason stands beside it",
+    NOT_TESTABLE: "there is no number, for the reason that stands beside it",
+}
+"""Meanings of the verdicts on results of the paper"""
+IDEAS = {
+    "so it is": ((AGREES,), (HOLDS,)),
+    "to some degree": ((IN_PART,), (SMALL,)),
+    "random heads do as well": ((NOT_SPECIFIC,), (NOT_SPECIFIC,)),
+    "too few random heads, or none": ((TOO_FEW, NOT_COMPARED), (UNDECIDED,)),
+    "so it is not": ((DISAGREES,), (FAILS, ABSENT)),
+    "open": ((UNDECIDED,), (UNDECIDED,)),
+    "no verdict": ((NOT_JUDGED, NOT_TESTABLE), (NOT_TESTABLE,)),
+}
+"""Idea -> verdicts on results of the paper, and verdicts on claims, that say it"""
 
 
 def drawn(build: Path, mark: str) -> str:
@@ -45,11 +96,8 @@ def drawn(build: Path, mark: str) -> str:
 def meanings() -> str:
     """Return the table of all verdicts with meanings, with a line for each idea."""
     lines = ["| idea | of a result of the paper | of a claim |", "| --- | --- | --- |"]
-    for idea, (of_results, of_claims) in claims.IDEAS.items():
-        cells = (
-            _explained(of_results, claims.RESULT_VERDICTS),
-            _explained(of_claims, claims.VERDICTS),
-        )
+    for idea, (of_results, of_claims) in IDEAS.items():
+        cells = (_explained(of_results, RESULT_VERDICTS), _explained(of_claims, VERDICTS))
         lines.append(f"| {idea} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

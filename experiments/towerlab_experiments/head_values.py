@@ -144,30 +144,6 @@ def attention_sums(capture: Capture) -> Tensors:
     return dict(zip(SUMS, sums, strict=True))
 
 
-def recipe_selection(pipeline: Pipeline) -> Recipe:
-    """Measure every head on the selection blocks, from which the sets of heads are chosen.
-
-    Args:
-        pipeline: Pipeline of the model.
-
-    Returns:
-        Recipe of the measurement.
-    """
-    return Recipe(heads, pipeline.design.selection())
-
-
-def recipe_heads(pipeline: Pipeline) -> Recipe:
-    """Measure attention and logit differences of every head on the evaluation blocks.
-
-    Args:
-        pipeline: Pipeline of the model.
-
-    Returns:
-        Recipe of the measurement.
-    """
-    return Recipe(heads, pipeline.design.evaluation())
-
-
 def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Dataset:
     """Compute the paper's increase of log p(true label) by every head and block.
 
@@ -223,6 +199,30 @@ def increases_by_norm(
         "block_increase": ((*dims, "kind"), blocks.cpu()),
     }
     return observations("paper", encoded, increase, norm=list(norms), kind=KINDS)
+
+
+def recipe_selection(pipeline: Pipeline) -> Recipe:
+    """Measure every head on the selection blocks, from which the sets of heads are chosen.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
+    return Recipe(heads, pipeline.design.selection())
+
+
+def recipe_heads(pipeline: Pipeline) -> Recipe:
+    """Measure attention and logit differences of every head on the evaluation blocks.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
+    return Recipe(heads, pipeline.design.evaluation())
 
 
 def recipe_increases(pipeline: Pipeline) -> Recipe:

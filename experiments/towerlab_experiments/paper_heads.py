@@ -28,6 +28,7 @@ from towerlab.prompts.variants import exchanged_labels, one_fewer
 from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads, head_names
+from twotowers.random_heads import Sets
 
 from towerlab_experiments.ablations import ablations, single_head_ablations
 from towerlab_experiments.conditions import Changes, in_changes
@@ -97,8 +98,10 @@ def twelve(
     """
     eighth = lost.size // 16 * 2  # an even number
     n = min(12, max(2, eighth))
-    heads = rankings((foo + bar) / 2, lost, n)[INTERLEAVED]
-    leaning = (foo - bar).transpose("layer", "head").values
+    increase = (foo + bar) / 2
+    heads = rankings(increase, lost, n)[INTERLEAVED]
+    towards_foo = foo - bar
+    leaning = towards_foo.transpose("layer", "head").values
     by_leaning = sorted(heads, key=lambda head: -leaning[head])
     half = n // 2
     foo_heads = by_leaning[:half]
@@ -149,7 +152,8 @@ def n_selection(design: Design) -> int:
     Returns:
         N_SELECTION, or half of the prompts if a set has few prompts.
     """
-    return min(N_SELECTION, max(1, design.n_prompts // 2))
+    half = max(1, design.n_prompts // 2)
+    return min(N_SELECTION, half)
 
 
 def with_exchanged(pipeline: Pipeline, blocks: range) -> list[Encoded]:
@@ -181,8 +185,10 @@ def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
         Prompts with foo true, then the same prompts with bar true.
     """
     n_prompts = pipeline.design.n_prompts
-    first = min(n_selection(pipeline.design), n_prompts - 1)
-    n = min(most, n_prompts // parts or 1)
+    n_selecting = n_selection(pipeline.design)
+    first = min(n_selecting, n_prompts - 1)
+    part = max(1, n_prompts // parts)
+    n = min(most, part)
     return with_exchanged(pipeline, range(first, first + n))
 
 
@@ -226,7 +232,8 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     ablated = with_exchanged(pipeline, range(n_ablated))
     last = model.n_layers - 1
     middle = min((model.n_layers + 1) // 2, last)
-    single = pipeline.run(name, Recipe(single_head_ablations, ablated, ("all", middle)))
+    recipe = Recipe(single_head_ablations, ablated, ("all", middle))
+    single = pipeline.run(name, recipe)
     lost = single["log_prob_lost"].mean("prompt")
     foo, bar = _mean_increases(pipeline, name)
     heads, foo_heads, bar_heads = twelve(foo, bar, lost)
@@ -234,9 +241,12 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     evaluated = evaluation(pipeline, N_EVALUATION)
     sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
     random = draw_random_sets(pipeline, sets)
-    data = pipeline.run(name, Recipe(ablations, evaluated, (), sets, random))
-    followed = pipeline.run(name, Recipe(looked_at, evaluated, (heads,)))
-    return data.assign(followed).assign(
+    recipe = Recipe(ablations, evaluated, (), sets, random)
+    data = pipeline.run(name, recipe)
+    recipe = Recipe(looked_at, evaluated, (heads,))
+    followed = pipeline.run(name, recipe)
+    data = data.assign(followed)
+    return data.assign(
         log_prob_lost=lost,
         foo_head=("rank", head_names(foo_heads)),
         bar_head=("rank", head_names(bar_heads)),
@@ -279,19 +289,27 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     """
     lost = pipeline.measured("paper_ablations")["log_prob_lost"]
     foo, bar = _mean_increases(pipeline, "dose")
-    ranked = rankings((foo + bar) / 2, lost, max(DOSES))
-    sets = {f"{n} {name}": heads[:n] for name, heads in ranked.items() for n in DOSES}
-    drawn: dict[str, list[list[Head]]] = {}
+    increase = (foo + bar) / 2
+    ranked = rankings(increase, lost, max(DOSES))
+    sets = {}
+    for name, heads in ranked.items():
+        for n in DOSES:
+            sets[f"{n} {name}"] = heads[:n]
+    drawn: dict[str, Sets] = {}
     for n in DOSES:
         name = f"{n} {INTERLEAVED}"
         try:
             drawn |= draw_random_sets(pipeline, {name: sets[name]})
         except NotTestable:  # too few other heads are left
             break
-    recipe = Recipe(ablations, evaluation(pipeline, N_DOSE), (), sets, equally_many(drawn))
+    evaluated = evaluation(pipeline, N_DOSE)
+    recipe = Recipe(ablations, evaluated, (), sets, equally_many(drawn))
     data = pipeline.run("dose", recipe)
-    longest = max(map(len, ranked.values()))  # a small model has shorter lists
-    names = [head_names(heads) + [""] * (longest - len(heads)) for heads in ranked.values()]
+    longest = max(map(len, ranked.values()))
+    names = []
+    for heads in ranked.values():
+        n_missing = longest - len(heads)  # a small model has shorter lists
+        names.append(head_names(heads) + [""] * n_missing)
     return data.assign(
         ranked_head=(("ranking", "rank"), names),
         ranking=("ranking", list(ranked)),

@@ -240,9 +240,9 @@ def without_negative(selection: xr.Dataset, k: int) -> list[Head]:
         Heads, best first.
     """
     means = head_selection.rankings(selection)
-    return head_selection.top_heads(
-        means["attention difference"].where(means["written logit difference"] > 0, -1.0), k
-    )
+    is_positive = means["written logit difference"] > 0
+    ranking = means["attention difference"].where(is_positive, -1.0)
+    return head_selection.top_heads(ranking, k)
 
 
 def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
@@ -282,7 +282,14 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
 def _directing(design: Design, n_blocks: int = BLOCKS) -> list[Encoded]:
     """Return the prompts that directions come from: some selection blocks of each class pair."""
     pairs = design.intervention_pairs
-    return design.encode(design.blocks(n_blocks * len(pairs), SELECTION, pairs=pairs))
+    n = n_blocks * len(pairs)
+    blocks = design.blocks(n, SELECTION, pairs=pairs)
+    return design.encode(blocks)
+
+
+def _directions(pipeline: Pipeline) -> xr.Dataset:
+    """Return the directions of all class pairs: see `class_directions`."""
+    return class_directions(pipeline.model, _directing(pipeline.design))
 
 
 def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.Dataset:
@@ -307,7 +314,7 @@ def recipe_tower_grid(pipeline: Pipeline) -> xr.Dataset:
         The measurement.
     """
     encoded = pipeline.design.intervention()
-    directions = class_directions(pipeline.model, _directing(pipeline.design))
+    directions = _directions(pipeline)
     splits: Splits = [
         (prompts, {OTHER_HALVES: (heads, directions)})
         for prompts, heads in other_halves(pipeline, BY_ATTENTION, encoded)
@@ -332,7 +339,7 @@ def recipe_tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
     k = pipeline.settings.top_k
     encoded = pipeline.design.intervention()
     by_norm = pipeline.measured("increase_by_norm")
-    directions = class_directions(pipeline.model, _directing(pipeline.design))
+    directions = _directions(pipeline)
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
         "by increase": head_selection.by_increase(by_norm, k),
@@ -358,7 +365,7 @@ def recipe_tower_grid_random(pipeline: Pipeline) -> Recipe:
         Recipe of the measurement.
     """
     sets = present(pipeline.head_sets, BY_ATTENTION)
-    directions = class_directions(pipeline.model, _directing(pipeline.design))
+    directions = _directions(pipeline)
     random = [
         *((heads, directions) for heads in draw_random_sets(pipeline, sets)[BY_ATTENTION]),
         *(

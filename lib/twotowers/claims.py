@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -21,46 +21,13 @@ from twotowers.tables import Optional, Row, Text, read_csv, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
-VERDICTS = {
-    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where "
-    "they are the control",
-    SMALL: "the effect is there, but smaller than the smallest effect of interest",
-    NOT_SPECIFIC: "the effect is there, but the control does as much",
-    ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
-    FAILS: "the effect is clearly less than claimed, or has the other sign",
-    UNDECIDED: "too few observations or too few other heads to tell, or less than 60% of the "
-    "resamples of the prompts have the same verdict; the reason stands beside it",
-    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
-    "the rule names no heads; or there is nothing to be a share of",
-}
+VERDICTS = (HOLDS, SMALL, NOT_SPECIFIC, ABSENT, FAILS, UNDECIDED, NOT_TESTABLE)
+"""Verdicts on claims"""
 AGREES, IN_PART, DISAGREES, NOT_JUDGED = "agrees", "in part", "does not agree", "no verdict"
 TOO_FEW, NOT_COMPARED = "too few other heads", "not compared"
 AGREES_UNSPECIFIC, PART_UNSPECIFIC = f"{AGREES}, {NOT_SPECIFIC}", f"{IN_PART}, {NOT_SPECIFIC}"
 AGREES_TOO_FEW, PART_TOO_FEW = f"{AGREES}, {TOO_FEW}", f"{IN_PART}, {TOO_FEW}"
 """Additions to a verdict that agrees, also in part: random heads do as well, or they ran out"""
-RESULT_VERDICTS = {
-    AGREES: "the number reaches the rule, and random heads do not, if the result is about heads",
-    IN_PART: "the number reaches the lower bound of the rule",
-    NOT_SPECIFIC: "added to agrees or in part: more than 5% of the random lists do as well",
-    TOO_FEW: "added to agrees or in part: fewer than 20 different random lists exist, or were "
-    "measured",
-    NOT_COMPARED: "a remark: the result is about no heads, so no random heads stand beside it",
-    DISAGREES: "the number does not reach the rule",
-    UNDECIDED: VERDICTS[UNDECIDED],
-    NOT_JUDGED: "a number that says nothing for or against the paper; the reason stands beside it",
-    NOT_TESTABLE: "there is no number, for the reason that stands beside it",
-}
-"""Meanings of the verdicts on results of the paper"""
-IDEAS = {
-    "so it is": ((AGREES,), (HOLDS,)),
-    "to some degree": ((IN_PART,), (SMALL,)),
-    "random heads do as well": ((NOT_SPECIFIC,), (NOT_SPECIFIC,)),
-    "too few random heads, or none": ((TOO_FEW, NOT_COMPARED), (UNDECIDED,)),
-    "so it is not": ((DISAGREES,), (FAILS, ABSENT)),
-    "open": ((UNDECIDED,), (UNDECIDED,)),
-    "no verdict": ((NOT_JUDGED, NOT_TESTABLE), (NOT_TESTABLE,)),
-}
-"""Idea -> verdicts on results of the paper, and verdicts on claims, that say it"""
 WITHOUT_VERDICT = (NOT_JUDGED, NOT_TESTABLE)
 WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
@@ -231,17 +198,23 @@ def claims() -> dict[str, Claim]:
     Raises:
         TwoTowersError: If the table has a wrong line, which the message names.
     """
-    return {row.id: row for row in read_table(data_folder() / "claims.csv", Claim, ("id",))}
+    return _by_id("claims.csv", Claim)
 
 
 def paper_results() -> dict[str, PaperResult]:
     """Return the results of the paper by their name, such as "figure 6", in the paper's order."""
-    return {row.id: row for row in read_table(data_folder() / "figures.csv", PaperResult, ("id",))}
+    return _by_id("figures.csv", PaperResult)
 
 
 def solved_rules() -> dict[str, SolvedRule]:
     """Return the rules of the second verdicts, on solved prompts, by the name of the result."""
-    return {row.id: row for row in read_table(data_folder() / "solved.csv", SolvedRule, ("id",))}
+    return _by_id("solved.csv", SolvedRule)
+
+
+def _by_id(name: str, kind: type[Row]) -> dict[str, Any]:
+    """Return the rows of a table of the data folder by their id."""
+    rows: list[Any] = read_table(data_folder() / name, kind, ("id",))
+    return {row.id: row for row in rows}
 
 
 def written_findings() -> pd.DataFrame:

@@ -51,8 +51,3 @@ VERDICT_COLOURS = {
 """Colours of verdicts; the others have the colour of ink"""
 MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78", "#2e7d32"]
 """Colours of models in the order of data/models/names.csv; the last one is of the user's model"""
-ON_DARK = {
-    INK: "#dfe5ec", RED: "#f0718a", ROSE: "#8a4a58", BROWN: "#b5803f", VIOLET: "#9d84d0",
-    VERDICT_COLOURS[claims.HOLDS]: "#3f9bdc", VERDICT_COLOURS[claims.FAILS]: "#e07a32",
-}  # fmt: skip
-"""Colours on dark pages, where the strong one of a pair must be the light one"""

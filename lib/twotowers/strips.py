@@ -206,8 +206,8 @@ def _all_of(n_models: int, answer: str) -> str:
 def _ordered(answers: Iterable[str]) -> list[str]:
     """Return different answers in the order of the verdicts."""
     answers_to_paper = claims.AGREES, claims.IN_PART, claims.DISAGREES
-    order = [*answers_to_paper, *claims.VERDICTS, *claims.RESULT_VERDICTS]
-    return sorted({*answers}, key=lambda answer: order.index(answer) if answer in order else 99)
+    order = [*answers_to_paper, *claims.VERDICTS, claims.NOT_JUDGED]
+    return sorted({*answers}, key=order.index)
 
 
 def _about_random(rows: Sequence[Row]) -> str:
@@ -438,23 +438,22 @@ def _item(row: Row, statement: Statement) -> str:
 
 def _zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
     """Return the names of the zones above a strip; one without room has none."""
-    texts = []
+    texts = ""
     for zone in zones:
         low, high = (float(scale.place(end)[:-1]) for end in (zone.low, zone.high))
-        if high - low < 1.6 * len(zone.verdict):
-            continue
-        middle = (low + high) / 2
-        texts.append(_text(f"{middle:.1f}%", zone.verdict, "middle", verdict_class(zone.verdict)))
-    return _line_of_text(16, "".join(texts))
+        if high - low >= 1.6 * len(zone.verdict):
+            middle = (low + high) / 2
+            texts += _text(f"{middle:.1f}%", zone.verdict, verdict_class(zone.verdict))
+    return _line_of_text(16, texts)
 
 
 def _axis(scale: Scale) -> str:
     """Return the ticks and labels below a strip."""
-    texts = "".join(
-        f'<line x1="{scale.place(tick)}" x2="{scale.place(tick)}" y1="0" y2="4" '
-        f'stroke="currentColor"/>{_text(scale.place(tick), scale.text(tick), "middle")}'
-        for tick in scale.ticks
-    )
+    texts = ""
+    for tick in scale.ticks:
+        place = scale.place(tick)
+        texts += f'<line x1="{place}" x2="{place}" y1="0" y2="4" stroke="currentColor"/>'
+        texts += _text(place, scale.text(tick))
     return _line_of_text(18, texts)
 
 
@@ -464,11 +463,11 @@ def _line_of_text(height: int, texts: str) -> str:
     return f'<svg {size} aria-hidden="true">{texts}</svg>'
 
 
-def _text(place: str, words: str, anchor: str, name: str = "") -> str:
+def _text(place: str, words: str, name: str = "") -> str:
     """Return a small text of a strip's axis."""
     name = f' class="{name}"' if name else ""
     return (
-        f'<text{name} x="{place}" y="15" text-anchor="{anchor}" font-size="11" '
+        f'<text{name} x="{place}" y="15" text-anchor="middle" font-size="11" '
         f'fill="currentColor">{escape(words)}</text>'
     )
 
