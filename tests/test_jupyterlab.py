@@ -220,15 +220,10 @@ def test_notebooks_run_in_jupyterlab(names, lab):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_links_of_a_notebook_name_files(name):
+def test_links_of_a_notebook_name_files_and_no_markup_is_for_sphinx_alone(name):
     """JupyterLab opens `02-project.ipynb`, and nothing at `02-project`."""
-    links = LINK.findall("\n".join(sources(name, "markdown")))
-    assert [link for link in links if not (ROOT / "book" / link).is_file()] == []
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_has_no_markup_that_only_sphinx_reads(name):
     text = "\n".join(sources(name, "markdown"))
+    assert [link for link in LINK.findall(text) if not (ROOT / "book" / link).is_file()] == []
     assert re.findall(r"(?m)^\(\w[\w-]*\)=|\{[a-z]+\}`|^:::|^```\{", text) == []
 
 

@@ -53,11 +53,6 @@ def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(
     assert run(name, tmp_path / "out").name == Measurements(Settings(model=name)).model == name
 
 
-def test_a_copy_of_a_shipped_model_is_that_model(tmp_path):
-    shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "mini-gpt2")
-    assert run(tmp_path / "mini-gpt2", tmp_path / "out").name == "mini-gpt2"
-
-
 def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     """Neither takes the other's place (F3)."""
     a, b = other_model(tmp_path / "a/final"), tmp_path / "b/final"
@@ -154,11 +149,11 @@ def test_the_note_about_a_stale_file_names_a_command_that_works(home, tmp_path, 
     )
 
 
-def test_a_copy_of_the_included_model_has_its_prompts(tmp_path):
+def test_a_copy_of_the_included_model_is_that_model_and_has_its_prompts(tmp_path):
     """The file of a measurement would say so: its name and its identity are equal."""
     shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "mini-gpt2")
     copy, included = (run(model, tmp_path) for model in (tmp_path / "mini-gpt2", "mini-gpt2"))
-    assert copy.identity("heads") == included.identity("heads")
+    assert copy.name == "mini-gpt2" and copy.identity("heads") == included.identity("heads")
     assert copy.design.label_pairs == included.design.label_pairs
     assert copy.design.n_prompts == included.design.n_prompts
     assert n_words_of(copy.design) == n_words_of(included.design)

@@ -26,6 +26,8 @@ def nats_in(label: str) -> float:
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address):
+    """And its file has its first drawing, for readers without JavaScript: TWOTOWERS_DRAW=1 writes
+    it again."""
     model = load("mini-gpt2")
     (e,) = encode_all([EXAMPLE], model.tokenizer)
     plain, increase = capture(model, [e], {"weights"}), increases(model, [e])["increase"]
@@ -33,7 +35,9 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
         shares = [
             f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))
         ]
+    fragment = PAGE / "playground-page.html"
     with browser(address) as page:
+        picture = page.locator(".playground-arcs").evaluate("(picture) => picture.outerHTML")
         cells = page.locator(".playground-map button").evaluate_all(
             "all => all.map((cell) => cell.ariaLabel)"
         )
@@ -49,6 +53,11 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
     nats = {re.search(r"head (\S+?),", label)[1]: nats_in(label) for label in cells}
     for (layer, head), value in np.ndenumerate(head_logit_differences(plain, model).numpy()):
         near(nats[f"{layer}-{head}"], value, atol=6e-4)
+    if os.environ.get("TWOTOWERS_DRAW"):  # the arcs alone; words stand beside them
+        fragment.write_text(
+            re.sub("<svg.*</svg>", lambda _: picture, fragment.read_text("utf8")), "utf8"
+        )
+    assert re.search("<svg.*</svg>", fragment.read_text("utf8")).group() == picture
     for name in HEADS:
         weights = plain.weights[:, 0][Head.parse(name)][list(e.label_positions)].tolist()
         near([float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])], weights, atol=0.0051)
@@ -129,14 +138,5 @@ def test_the_address_holds_the_state_and_refuses_another(address):
 
 
 def test_without_javascript_a_picture_stands_there(address):
-    """The picture is the page's own first drawing: TWOTOWERS_DRAW=1 writes it again."""
-    fragment = PAGE / "playground-page.html"
-    with browser(address) as page:
-        picture = page.locator(".playground-arcs").evaluate("(picture) => picture.outerHTML")
-    if os.environ.get("TWOTOWERS_DRAW"):  # the arcs alone; words stand beside them
-        fragment.write_text(
-            re.sub("<svg.*</svg>", lambda _: picture, fragment.read_text("utf8")), "utf8"
-        )
     with browser(address, java_script_enabled=False) as page:
         assert page.locator("#playground-page svg").is_visible()
-    assert re.search("<svg.*</svg>", fragment.read_text("utf8")).group() == picture

@@ -7,16 +7,12 @@ import opening_page
 import pandas as pd
 import pytest
 import story
+import test_opening_page
 from twotowers import claims, matrices
 from twotowers.figures import VEGA
 from twotowers.paths import chapter_names
 
-
-@pytest.fixture
-def rows():
-    """The verdicts that the opening page's sentences rest on."""
-    table = claims.written_findings().assign(prompt_set="")
-    return table[table["page"] == "intro"].drop_duplicates(["claim", "model"])
+rows = test_opening_page.rows
 
 
 def write_chart(folder, chapter, table):

@@ -13,7 +13,7 @@ import hashlib
 import io
 import shutil
 import tokenize
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,18 +33,19 @@ LEFT_OUT = {
 }
 
 
-def imports(home: Path, module: str) -> set[str]:
+@cache
+def imports(text: str) -> set[str]:
+    """What a module imports of what counts."""
     names = set()
-    for node in ast.walk(ast.parse(path_of(home, module).read_text("utf8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    ours = {
+    return {
         name
-        for name in names
+        for name in names - LEFT_OUT
         if name.startswith(("towerlab.", "towerlab_experiments."))
         or name in ("twotowers.head_selection", "twotowers.random_heads")
     }
-    return {name for name in ours if path_of(home, name).is_file()}
 
 
 def path_of(home: Path, module: str) -> Path:
@@ -52,9 +53,9 @@ def path_of(home: Path, module: str) -> Path:
     return home / folder / f"{module.replace('.', '/')}.py"
 
 
-def code(path: Path) -> str:
+@cache
+def code(text: str) -> str:
     """Without comments, docstrings and empty lines."""
-    text = path.read_text("utf8")
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -72,13 +73,14 @@ def code(path: Path) -> str:
 def sources(home: Path) -> dict[str, str]:
     """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
     out = {}
-    imports_of = cache(partial(imports, home))
-    code_of = cache(lambda module: code(path_of(home, module)))
+    names = (".".join(path.relative_to(home / top).with_suffix("").parts)
+             for top in ("lib", "experiments") for path in (home / top).rglob("*.py"))  # fmt: skip
+    texts = {name: path_of(home, name).read_text("utf8") for name in names}
     for name, row in catalogue.catalogue().items():
         modules = [f"towerlab_experiments.{row.module}"]
         for module in modules:
-            modules += sorted(imports_of(module) - {*modules, *LEFT_OUT})
-        text = "".join(f"{module}\n{code_of(module)}\n" for module in sorted(modules))
+            modules += sorted((imports(texts[module]) & texts.keys()) - {*modules})
+        text = "".join(f"{module}\n{code(texts[module])}\n" for module in sorted(modules))
         out[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return out
 
@@ -89,8 +91,9 @@ def changed(before: dict[str, str], home: Path) -> set[str]:
 
 def test_whoever_changes_what_measures_says_whether_numbers_change(request):
     if request.config.getoption("--pin"):
+        digits = sources(ROOT)
         rows = [
-            row.model_dump() | {"sources": sources(ROOT)[name]}
+            row.model_dump() | {"sources": digits[name]}
             for name, row in catalogue.catalogue().items()
         ]
         with (ROOT / "data/versions.csv").open("w", newline="") as file:
