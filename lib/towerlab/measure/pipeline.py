@@ -340,7 +340,7 @@ class Pipeline:
         if not is_local(self.settings.model):
             return name
         folder = included_models().get(name)
-        included = checkpoint.fingerprint_of_folder(folder) if folder else None
+        included = checkpoint.fingerprint_of_folder(folder, name) if folder else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
         return f"{name}--{self.fingerprint.partition('@')[2][: identity.DIGITS_OF_NAMES]}"
