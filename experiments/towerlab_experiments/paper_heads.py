@@ -239,8 +239,9 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     heads, foo_heads, bar_heads = twelve(foo, bar, lost)
 
     evaluated = evaluation(pipeline, N_EVALUATION)
-    sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
-    random = draw_random_sets(pipeline, sets)
+    halves = {"foo-heads": foo_heads, "bar-heads": bar_heads}
+    sets = {TWELVE: heads, **halves}
+    random = draw_random_sets(pipeline, halves)  # `dose` has those of the twelve
     recipe = Recipe(ablations, evaluated, (), sets, random)
     data = pipeline.run(name, recipe)
     recipe = Recipe(looked_at, evaluated, (heads,))
