@@ -401,6 +401,11 @@ class Pipeline:
         """Sets of heads by the rules of `head_selection`, from the selection blocks."""
         return head_selection.head_sets(self.measured("selection"), self.settings.top_k)
 
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Values by name that several recipes compute alike, kept in memory."""
+        return {}
+
     def path(self, name: str) -> Path:
         """Return the file of a measurement.
 
