@@ -16,7 +16,7 @@ import io
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -93,9 +93,14 @@ def read_csv(path: Path, dtype: type[str] | Mapping[str, type[str]] = NAMES) -> 
     Raises:
         TwoTowersError: If the file cannot be read.
     """
-    text = io.StringIO(read_text(path))
+    return _parsed(path, read_text(path), dtype)
+
+
+def _parsed(path: Path, text: str, dtype: type[str] | Mapping[str, type[str]]) -> pd.DataFrame:
+    """Return the text of a CSV file as a table; `path` is for the message of an error."""
+    content = io.StringIO(text)
     try:
-        return pd.read_csv(text, dtype=dtype, keep_default_na=False, na_values=[""])
+        return pd.read_csv(content, dtype=dtype, keep_default_na=False, na_values=[""])
     except ValueError as error:
         raise unreadable(path, str(error).strip()) from None
 
@@ -112,7 +117,16 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         TwoTowersError: If a column is unknown or missing, if `row` refuses a cell, or if a row
             occurs twice. The error names the line.
     """
-    table = read_csv(path, str).fillna("")
+    return [*_checked(path, read_text(path), row, tuple(unique))]
+
+
+# A chapter and the pages read the same table many times.
+@lru_cache(maxsize=32)
+def _checked(
+    path: Path, text: str, row: type[AnyRow], unique: tuple[str, ...]
+) -> tuple[AnyRow, ...]:
+    """Return the checked rows of the text of a CSV file."""
+    table = _parsed(path, text, str).fillna("")
     rows = []
     for line, cells in enumerate(table.to_dict("records"), 2):
         try:
@@ -126,7 +140,7 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         names = ", ".join(key)
         cells = ", ".join(table.loc[number, key])
         raise unreadable(path, f"line {number + 2}, {names} '{cells}' twice")
-    return rows
+    return tuple(rows)
 
 
 def first_fault(error: ValidationError) -> str:
