@@ -129,15 +129,20 @@ def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp
     assert "4 tests: 2 agrees, 2 does not agree." in on_solved and "figure 9" not in on_solved
 
 
+def write_chart(folder, chapter, table):
+    """An executed chapter with one chart."""
+    outputs = [{"data": {VEGA: {"datasets": {"d": table}}}}]
+    (folder / "chapters").mkdir(exist_ok=True)
+    path = folder / "chapters" / f"{chapter_names()[chapter]}.ipynb"
+    path.write_text(json.dumps({"cells": [{"outputs": outputs}]}))
+
+
 def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
     assert opening_page.metric(tmp_path, rows) == ""  # the chapter was not made
     row = {"title": "1-2, selected head", "n": 2}
     models = "mini-gpt2", "SmolLM2-135M"
     table = [row | {"model": m, "picture": f"data:image/png;base64,{m}"} for m in models]
-    outputs = [{"data": {VEGA: {"datasets": {"d": table}}}}]
-    (tmp_path / "chapters").mkdir()
-    path = tmp_path / "chapters" / f"{chapter_names()['13']}.ipynb"
-    path.write_text(json.dumps({"cells": [{"outputs": outputs}]}))
+    write_chart(tmp_path, "13", table)
     judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
     html = opening_page.metric(tmp_path, judged)
     assert "base64,SmolLM2" in html and "Head 1-2 of SmolLM2-135M: the score of 2 query" in html

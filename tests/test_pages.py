@@ -379,7 +379,7 @@ def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
 @needs_browser
 @needs_book
 def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
-    with browser(f"{home}book/01-locate.html", 390, 844, home=home) as page:
+    with browser(f"{home}book/scorecard.html", 390, 844, home=home) as page:
         page.wait_for_selector("table.goes-on, .output.goes-on", state="attached")
         box = page.locator("table.goes-on, .output.goes-on").first.element_handle()
         box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
