@@ -4,7 +4,7 @@
 
   // What the axes show: two quantities, their titles, and where the lines stand first (a share of the logit difference where null).
   const AXES = {
-    ranking: { title: "attention difference against written logit difference", x: "attention difference", y: "written logit difference", bounds: ["attention difference", "written logit difference"],
+    ranking: { title: "attention against written logit difference", x: "attention difference", y: "written logit difference", bounds: ["attention difference", "written logit difference"],
       names: ["prefers labels of the query’s class", "writes labels, nats"] },
     parts: { title: "attention by text, by predicted label", x: "by text", y: "by predicted label",
       bounds: ["attention difference", "attention difference"],
@@ -172,20 +172,24 @@
         make("svg:circle", { ...grip, r: 9, class: `grip ${side}`, pointerdown }, make("svg:title", {}, "drag this line"))];
     }
 
-    // Names of the pinned heads, and of those farthest out that stand in no other name's way.
+    // Names of the pinned heads, and of those farthest out whose name covers neither another name nor a large point.
     labels(origin, pinned) {
-      const far = ({ at }) => Math.hypot(at[0] - origin[0], at[1] - origin[1]), taken = [];
-      const rest = [...this.points.values()].sort((a, b) => far(b) - far(a)).slice(0, 3 * NAMED);
-      for (const { name, at } of new Set([...pinned.map((name) => this.points.get(name)), ...rest])) {
-        const clear = taken.every(([, [u, v]]) => Math.abs(u - at[0]) > 34 || Math.abs(v - at[1]) > 13);
-        if (clear || pinned.includes(name)) taken.push([name, at]);
-        if (taken.length >= NAMED) break;
+      const far = ({ at }) => Math.hypot(at[0] - origin[0], at[1] - origin[1]), all = [...this.points.values()];
+      const area = ({ name, at: [x, y], dot }, r = Number(dot.getAttribute("r"))) => ({ name, r, left: x - r, right: x + r, top: y - r, bottom: y + r });
+      const dots = all.map((point) => area(point)).filter(({ r }) => r > 4), placed = [];
+      const covers = (a, b) => a.name !== b.name && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      const rest = [...all].sort((a, b) => far(b) - far(a)).slice(0, 3 * NAMED);
+      for (const point of new Set([...pinned.map((name) => this.points.get(name)), ...rest])) {
+        const { name, at: [x, y] } = point, isPinned = pinned.includes(name), { r } = area(point);
+        const width = (isPinned ? 9 : 7) * name.length, sides = [x + r + 4, x - r - 4 - width];
+        const places = sides.filter((left) => left > LEFT && left + width < WIDE)
+          .map((left) => ({ name, left, right: left + width, top: y - 7, bottom: y + 7, isPinned }));
+        const place = places.find((one) => ![...placed, ...dots].some((other) => covers(one, other)));
+        if (place || isPinned) placed.push(place ?? places[0]);
+        if (placed.length >= NAMED) break;
       }
-      return taken.map(([name, [x, y]]) => {
-        const left = x > WIDE - 60, by = 12;
-        return make("svg:text", { x: left ? x - by : x + by, y: y + 4, "text-anchor": left ? "end" : "start",
-          class: pinned.includes(name) ? "name pinned" : "name" }, name);
-      });
+      return placed.map(({ name, left, top, isPinned }) =>
+        make("svg:text", { x: left, y: top + 11, class: isPinned ? "name pinned" : "name" }, name));
     }
   }
 

@@ -243,8 +243,9 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        small("Area: total effect of its attention; purple: it lowers the right label. Click or tap a head " +
-          "to pin it. Choose “beside”, or shift-click, to compare another.")),
+        small("Area: total effect of its attention; purple: it lowers the right label. " + (matchMedia("(hover: none)").matches
+          ? "Tap a head to pin it. Choose “beside” to compare another."
+          : "Click a head to pin it. Shift-click another, or choose “beside”, to compare both."))),
       middle, right),
     more, twoWords.element);
   home.classList.add("ready");

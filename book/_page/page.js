@@ -67,6 +67,21 @@
     for (const button of document.querySelectorAll("button[aria-label]:not(#playground-page *, #heads *)"))
       if (button.innerText.trim()) button.removeAttribute("aria-label");
   });
+  // On a phone the list of all results of the paper folds each picture. A link to a result opens it.
+  function foldPictures() {
+    if (innerWidth > 600) return;
+    for (const entry of document.querySelectorAll(".claim.paper[id^='row-']:has(table.strip)")) {
+      const fold = document.createElement("details"), summary = document.createElement("summary");
+      summary.textContent = "each model";
+      const table = entry.querySelector("table.strip"), parts = [table, ...entry.querySelectorAll(".strip-key, details")];
+      table.before(fold);
+      fold.append(summary, ...parts);
+    }
+    const opens = () => document.getElementById(decodeURIComponent(location.hash.slice(1)))?.querySelector(":scope > details")?.setAttribute("open", "");
+    addEventListener("hashchange", opens);
+    opens();
+  }
+  document.addEventListener("DOMContentLoaded", foldPictures);
   // One button a page opens and folds its source; without this script every cell has its own.
   function toggle() {
     const folds = [...document.querySelectorAll(".bd-article details.hide.above-input")], title = document.querySelector(".bd-article h1");

@@ -296,7 +296,7 @@
       make("div", {},
         make("div", { class: "playground-prompt", role: "group", "aria-label": "prompt: text and label of each demonstration, query" },
           list, make("div", { class: "playground-row query" }, query, make("span", {}, ":"), says, make("span"),
-            make("label", { class: "playground-true" }, "true", trueLabel)), gutter),
+            make("label", { class: "playground-true" }, "right", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,
         make("div", { class: "playground-result" }, sentence, answer)),
       mapped, aside),

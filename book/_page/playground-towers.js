@@ -116,7 +116,7 @@
     });
     const left = here[0] > WIDE / 2;
     picture.append(mark(here, 7, { class: "mine" }, true),
-      make("svg:text", { x: here[0] + (left ? -11 : 11), y: here[1] + 4, class: `word ${left ? "left" : ""}` }, query.word));
+      make("svg:text", { x: here[0], y: here[1] + (here[1] < HIGH / 2 ? 20 : -11), class: `word ${left ? "left" : ""}` }, query.word));  // above or below its lines
     return picture;
   }
 

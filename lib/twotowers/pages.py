@@ -53,8 +53,6 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     text += _shares_of_lists(row)
     if not pd.isna(row.stability):
         text += f"; {row.stability:.0%} of resamples"
-    if row.prompts:
-        text += f"; {row.prompts:,.0f} prompts"
     return text
 
 

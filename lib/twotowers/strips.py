@@ -402,9 +402,10 @@ def _shared_reason(rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row, shared: str) -> str:
-    """Return a verdict in words, with the remark that a reader needs, as HTML."""
+    """Return a verdict in words, with the remark that a reader needs and the number of prompts."""
     remark = "; ".join(remark for remark in _remarks(row) if remark != shared)
-    return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "")
+    size = f" <small>n&nbsp;=&nbsp;{int(row.prompts):,}</small>" if row.prompts else ""
+    return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "") + size
 
 
 def _remarks(row: Row) -> list[str]:
