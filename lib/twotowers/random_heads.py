@@ -1,4 +1,4 @@
-"""Random heads in place of a set or a list of heads: the control of what heads do.
+"""Random heads in place of a set or a list of heads: the control of effects of heads.
 
     >>> free = in_other_groups([Head(0, 0)], np.ones((1, 4), bool), n_key_value_heads=4)
     >>> sorted(draw_random_sets([Head(0, 0)], free))
