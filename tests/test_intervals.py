@@ -97,7 +97,7 @@ def test_equal_values_one_cluster_and_none():
     )
     none = mean(prompts([], "", ""))
     assert np.isnan(none.estimate) and f"{none}" == "no number"
-    assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "+0.00 [+0.00, +0.00]"
+    assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "0.00 [0.00, 0.00]"
 
 
 @pytest.mark.parametrize("of_labels", [0.0, 1.0])

@@ -32,8 +32,8 @@ from towerlab_experiments.similarities import without_attraction
 
 QUERIES = 3
 """Number of queries of each class"""
-YARDSTICKS = {"sentence embedding": "sentence_embedding", "letters": "letters"}
-"""Choice -> column of the tables of similarities"""
+YARDSTICKS = ("sentence embedding", "letters")
+"""Choices by columns of the tables of similarities"""
 
 
 def chosen(scores: np.ndarray, query: int, k: int) -> list[int]:
@@ -99,7 +99,8 @@ def yardsticks(pair: str, words: Sequence[str]) -> dict[str, np.ndarray]:
     is_pair = across["class_pair"] == pair
     lines = pd.concat([within[is_class], across[is_pair]])
     similarities = {}
-    for choice, column in YARDSTICKS.items():
+    for choice in YARDSTICKS:
+        column = choice.replace(" ", "_")
         similarities[choice] = _matrix(lines, column, words)
     return similarities
 

@@ -13,7 +13,7 @@ position. The coordinates `is_true_label` (whether a demonstration has the query
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -240,7 +240,9 @@ def recipe_query_key_vectors(pipeline: Pipeline) -> Recipe:
     return Recipe(query_key_vectors, encoded, (heads,))
 
 
-def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
+def top_tokens(
+    model: Model, encoded: Prompts, heads: Heads, means: Sequence[str] = MEAN
+) -> xr.Dataset:
     """Compute the top words of the values, keys and queries of heads.
 
     The vectors are projected to the vocabulary. At label positions there are three, along the
@@ -265,6 +267,7 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
         model: Any model.
         encoded: A few prompts, because all vectors of all demonstrations are kept.
         heads: Heads to list.
+        means: Treatments of the mean, of MEAN.
 
     Returns:
         Dataset of `token` and `relation` (prompt, selected_head, vector, demonstration, mean,
@@ -288,14 +291,14 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
     vectors = torch.from_numpy(arrays["vectors"]).to(model.device)
     scale = torch.from_numpy(arrays["scale"]).to(model.device)
     # (prompt, head, vector, mean, label or query, d_model)
-    around_mean = vectors - vectors.mean(0)
-    both = torch.stack([vectors, around_mean], 3)
+    of_means = {"kept": vectors, "taken out": vectors - vectors.mean(0)}
+    stacked = torch.stack([of_means[mean] for mean in means], 3)
     scales = scale[:, None, None, None, None]
     label_ids = [token for e in encoded for token in e.label_ids.values()]
     labels = torch.tensor(label_ids)
     is_label = torch.isin(lexicon.stopword_ids, labels)
     stopwords = lexicon.stopword_ids[~is_label]
-    _, ids = unembed.top_words(both, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)
+    _, ids = unembed.top_words(stacked, WORDS_PER_VECTOR, model.unembedding, scales, stopwords)
     ids = ids.cpu()
     tokens = np.array(lexicon.texts)[ids]
     relations = _relations(lexicon, encoded, ids)
@@ -318,7 +321,7 @@ def top_tokens(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
         variables,
         **head_coordinates(heads),
         vector=VECTORS,
-        mean=MEAN,
+        mean=list(means),
         rank=range(1, 1 + ids.shape[-1]),
     )
 

@@ -193,7 +193,7 @@ def evaluation(pipeline: Pipeline, most: int, parts: int = 2) -> list[Encoded]:
 
 
 def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.DataArray]:
-    """Return the mean increases with foo and with bar true, over selection prompts.
+    """Return the mean increases with foo and with bar true, over selection prompts, computed once.
 
     Args:
         pipeline: Pipeline of the model. Its measurement "paper" has the increases with foo true.
@@ -202,6 +202,9 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
     Returns:
         Mean increases (layer, head) with foo true and with bar true, in nats.
     """
+    key = "mean increases"
+    if key in pipeline.shared:
+        return pipeline.shared[key]
     n = n_selection(pipeline.design)
     foo = pipeline.measured("paper")["increase"]
     is_selection = foo["block"] < n
@@ -210,7 +213,8 @@ def _mean_increases(pipeline: Pipeline, name: str) -> tuple[xr.DataArray, xr.Dat
     half = len(selection) // 2
     recipe = Recipe(increases, selection[half:])
     bar = pipeline.run(name, recipe)["increase"]
-    return foo.mean("prompt"), bar.mean("prompt")
+    pipeline.shared[key] = foo.mean("prompt"), bar.mean("prompt")
+    return pipeline.shared[key]
 
 
 def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
@@ -239,8 +243,9 @@ def recipe_paper_ablations(pipeline: Pipeline) -> xr.Dataset:
     heads, foo_heads, bar_heads = twelve(foo, bar, lost)
 
     evaluated = evaluation(pipeline, N_EVALUATION)
-    sets = {TWELVE: heads, "foo-heads": foo_heads, "bar-heads": bar_heads}
-    random = draw_random_sets(pipeline, sets)
+    halves = {"foo-heads": foo_heads, "bar-heads": bar_heads}
+    sets = {TWELVE: heads, **halves}
+    random = draw_random_sets(pipeline, halves)  # `dose` has those of the twelve
     recipe = Recipe(ablations, evaluated, (), sets, random)
     data = pipeline.run(name, recipe)
     recipe = Recipe(looked_at, evaluated, (heads,))

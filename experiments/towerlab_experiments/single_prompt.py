@@ -75,8 +75,8 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     data = observations(
         "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
     )
-    words = top_tokens(model, [encoded], heads)
-    words = words.sel(mean="kept", drop=True)
+    words = top_tokens(model, [encoded], heads, ["kept"])
+    words = words.isel(mean=0, drop=True)
     of_labels = label_increases(model, [encoded], heads)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
     result = increases(model, [encoded])

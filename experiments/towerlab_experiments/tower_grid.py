@@ -288,8 +288,12 @@ def _directing(design: Design, n_blocks: int = BLOCKS) -> list[Encoded]:
 
 
 def _directions(pipeline: Pipeline) -> xr.Dataset:
-    """Return the directions of all class pairs: see `class_directions`."""
-    return class_directions(pipeline.model, _directing(pipeline.design))
+    """Return the directions of all class pairs, computed once: see `class_directions`."""
+    name = "class directions"
+    if name not in pipeline.shared:
+        encoded = _directing(pipeline.design)
+        pipeline.shared[name] = class_directions(pipeline.model, encoded)
+    return pipeline.shared[name]
 
 
 def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.Dataset:

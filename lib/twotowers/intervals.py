@@ -21,6 +21,7 @@ mean over class pairs of their means. This module does not load torch.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,15 +64,28 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         """Return the estimate and its 95% bounds in one number format."""
-        spec = (spec or "+.2f").replace("z", "").replace(".", "z.")  # no -0.00
         if np.isnan(self.estimate):
             return "no number"
-        estimate = format(self.estimate, spec)
+        estimate, low, high = (
+            signed(value, spec or "+.2f") for value in (self.estimate, self.low, self.high)
+        )
         if np.isnan(self.low):
             return f"{estimate} [no interval, n = {self.n[0]}]"
-        low = format(self.low, spec)
-        high = format(self.high, spec)
         return f"{estimate} [{low}, {high}]"
+
+
+def signed(value: float, spec: str) -> str:
+    """Return a number as text, without a sign if it is zero when rounded.
+
+        >>> signed(-0.001, "+.2f"), signed(-0.1, "+.2f")
+        ('0.00', '-0.10')
+
+    Args:
+        value: The number.
+        spec: Format of the number.
+    """
+    text = format(value, spec)
+    return text if re.search("[1-9]", text) else text.lstrip("+-")
 
 
 class Sample:

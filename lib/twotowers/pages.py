@@ -53,6 +53,8 @@ def judged_numbers(row: Any, statement: Statement) -> str:
     text += _shares_of_lists(row)
     if not pd.isna(row.stability):
         text += f"; {row.stability:.0%} of resamples"
+    if row.prompts:
+        text += f"; {row.prompts:,.0f} prompts"
     return text
 
 

@@ -340,7 +340,7 @@ class Pipeline:
         if not is_local(self.settings.model):
             return name
         folder = included_models().get(name)
-        included = checkpoint.fingerprint_of_folder(folder) if folder else None
+        included = checkpoint.fingerprint_of_folder(folder, name) if folder else None
         if self.fingerprint in (included, files.precomputed_fingerprint(name)):
             return name
         return f"{name}--{self.fingerprint.partition('@')[2][: identity.DIGITS_OF_NAMES]}"
@@ -400,6 +400,11 @@ class Pipeline:
     def head_sets(self) -> Mapping[str, list[Head]]:
         """Sets of heads by the rules of `head_selection`, from the selection blocks."""
         return head_selection.head_sets(self.measured("selection"), self.settings.top_k)
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Values by name that several recipes compute alike, kept in memory."""
+        return {}
 
     def path(self, name: str) -> Path:
         """Return the file of a measurement.

@@ -66,6 +66,20 @@ class Attention(NamedTuple):
         mask = self.mask[:, :, -1:]
         return self._replace(query=query, mask=mask)
 
+    def of_prompts(self, prompts: slice) -> Attention:
+        """Return the attention of some prompts, as a view.
+
+        Args:
+            prompts: Prompts of the batch.
+
+        Returns:
+            Attention of these prompts.
+        """
+        mask = self.mask if len(self.mask) == 1 else self.mask[prompts]
+        return self._replace(
+            query=self.query[prompts], key=self.key[prompts], value=self.value[prompts], mask=mask
+        )
+
     def select_heads(self, heads: Sequence[int]) -> Attention:
         """Return the attention of some heads, each with its own copy of keys and values.
 

@@ -174,10 +174,8 @@ def _readable(path: Path) -> Path:
         with path.open("rb") as content:
             start = content.read(len(LFS))
     except OSError as error:
-        is_dead_link = path.is_symlink() and not path.exists()
-        reason = "its link leads nowhere" if is_dead_link else error.strerror
         raise TwoTowersError(
-            f"cannot read '{path}': {reason}; {WHOLE}, or download it again"
+            f"cannot read '{path}': {error.strerror}; {WHOLE}, or download it again"
         ) from None
     if start == LFS:
         raise TwoTowersError(
@@ -200,7 +198,10 @@ def fingerprint(name: str) -> str:
     Returns:
         The fingerprint, such as "mini-gpt2@75fd623de35f".
     """
-    return stored_fingerprint(name) or fingerprint_of_files(name)
+    if stored := stored_fingerprint(name):
+        return stored
+    folder = find_folder(name, with_weights=True)
+    return fingerprint_of_folder(folder, name)
 
 
 def stored_fingerprint(name: str) -> str | None:
@@ -213,25 +214,16 @@ def stored_fingerprint(name: str) -> str | None:
     return None if is_here else precomputed_fingerprint(name)
 
 
-def fingerprint_of_files(name: str) -> str:
+def fingerprint_of_folder(folder: Path, name: str) -> str:
     """Return the fingerprint of the files of a model: see `fingerprint`.
 
     Args:
-        name: Name of a model, as for `loading.load`.
-    """
-    folder = find_folder(name, with_weights=True)
-    return fingerprint_of_folder(folder, "" if is_local(name) else name)
-
-
-def fingerprint_of_folder(folder: Path, name: str = "") -> str:
-    """Return the fingerprint of a folder: see `fingerprint`.
-
-    Args:
         folder: Folder of the model.
-        name: Name of the model, or "" for that of the folder.
+        name: Name of the model, as for `loading.load`.
     """
+    label = folder.resolve().name if is_local(name) else name
     digest = made_from(folder).get("sha256") or folder_digest(folder)
-    return f"{name or folder.resolve().name}@{digest[:12]}"
+    return f"{label}@{digest[:12]}"
 
 
 def made_from(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ attention.
     >>> model = load("mini-gpt2")
     >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
     >>> edits = [zero_ablate([(3, 0)]), zero_ablate([(3, 1)])]
-    >>> top, log_prob = edited_answers(model, batch, edits)  # a forward pass each
+    >>> top, log_prob = edited_answers(model, batch, edits)  # each from its own layer on
     >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
     (torch.Size([2, 2]), torch.Size([2, 2, 2]))
     >>> with edited(model, *edits):  # together in one forward pass
@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from accelerate.utils import recursively_apply
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from twotowers.heads import Heads
@@ -43,8 +44,10 @@ from towerlab.model.attention import (
 )
 from towerlab.model.capture import TopAndLogProbs, answer
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Prompts
+from towerlab.prompts.prompt import MAX_TOKENS, Prompts
 
+MAX_ROWS = 128
+"""Maximum number of prompts times edits at a time, whose logits are kept"""
 PARTS = {"query": "query", "keys": "key", "values": "value"}
 """Part that is taken from the source -> field of `Attention` that contains it"""
 
@@ -69,6 +72,17 @@ class LayerState(NamedTuple):
         x = self.x[:, -1:]
         z = self.z[:, :, -1:]
         return LayerState(x, self.attention.last(), z)
+
+    def of_prompts(self, prompts: slice) -> LayerState:
+        """Return some prompts, as a view.
+
+        Args:
+            prompts: Prompts of the batch.
+
+        Returns:
+            The state of these prompts.
+        """
+        return LayerState(self.x[prompts], self.attention.of_prompts(prompts), self.z[prompts])
 
 
 ComputeZ = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
@@ -123,7 +137,7 @@ class Edit(NamedTuple):
 
 
 @contextmanager
-def edited(model: Model, *edits: Edit) -> Iterator[None]:
+def edited(model: Model, *edits: Edit, n_prompts: int = 0) -> Iterator[None]:
     """Apply edits, in their order, to every forward pass inside the `with` block.
 
     Inside it, run the model only on the batch that the edits are for. Attention that is recorded
@@ -131,18 +145,22 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
     Args:
         model: Any model.
-        edits: Edits of one batch.
+        *edits: Edits of one batch.
+        n_prompts: Number of prompts of each edit, if each has its own: the first edit the first
+            prompts of the batch, and so on. 0: all edits change all prompts.
 
     Yields:
         None.
     """
+    every_prompt = slice(None)
 
     def change(layer: int, attention: Attention, compute_z: Callable[[], Tensor]) -> Tensor:
         z = compute_z()
         x, *_ = calls.pop(layer)
         state = LayerState(x.to(z.device), attention, z)
-        for edit in edits:
-            edit.apply(layer, state)
+        for i, edit in enumerate(edits):
+            own = slice(i * n_prompts, (i + 1) * n_prompts) if n_prompts else every_prompt
+            edit.apply(layer, state.of_prompts(own))
         return z
 
     layers = {layer for edit in edits for layer, _ in edit.heads}
@@ -153,15 +171,16 @@ def edited(model: Model, *edits: Edit) -> Iterator[None]:
 
 @torch.inference_mode()
 def edited_answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAndLogProbs:
-    """Compute the answers in a forward pass under each edit.
+    """Compute the answers under each edit.
 
     Layers below the lowest edited head are not computed again, so a forward pass begins at that
-    head's layer: a head of layer l of L costs L - l blocks.
+    head's layer: a head of layer l of L costs L - l blocks. Edits that begin at the same layer run
+    together, each on its own copy of the prompts.
 
     Args:
         model: Any model.
         batch: Prompts of one token length.
-        edits: Edits, one for each forward pass.
+        edits: Edits, one for each version of the batch.
 
     Returns:
         Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the other
@@ -170,16 +189,37 @@ def edited_answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAn
     below = {edit.first_layer - 1 for edit in edits if edit.first_layer}
     with block_outputs(model, below) as outputs:
         plain = answer(model, batch)
-    tops = []
-    log_probs = []
-    for edit in edits:
-        first = edit.first_layer
-        output_below = outputs.get(first - 1)
-        with restarted(model, first, output_below), edited(model, edit):
-            top, log_prob = answer(model, batch) if edit.heads else plain
-        tops.append(top)
-        log_probs.append(log_prob)
+    n_prompts = len(batch)
+    answers = [plain] * len(edits)
+    for numbers in _runs(edits, batch):
+        n_edits = len(numbers)
+        some = [edits[i] for i in numbers]
+        first = some[0].first_layer
+
+        def copied(x: Tensor, n_edits: int = n_edits) -> Tensor:
+            return torch.cat([x] * n_edits)
+
+        output_below = recursively_apply(copied, outputs[first - 1]) if first else None
+        with restarted(model, first, output_below), edited(model, *some, n_prompts=n_prompts):
+            top, log_prob = answer(model, [*batch] * n_edits)
+        of_edits = zip(top.split(n_prompts), log_prob.split(n_prompts), strict=True)
+        for i, of_edit in zip(numbers, of_edits, strict=True):
+            answers[i] = of_edit
+    tops, log_probs = zip(*answers, strict=True)
     return torch.stack(tops), torch.stack(log_probs)
+
+
+def _runs(edits: Sequence[Edit], batch: Prompts) -> Iterator[list[int]]:
+    """Yield the numbers of edits that run together: they begin at the same layer."""
+    by_layer: dict[int, list[int]] = {}
+    for i, edit in enumerate(edits):
+        if edit.heads:
+            by_layer.setdefault(edit.first_layer, []).append(i)
+    n_tokens = sum(len(e.ids) for e in batch)
+    size = max(1, min(MAX_TOKENS // n_tokens, MAX_ROWS // len(batch)))
+    for numbers in by_layer.values():
+        for start in range(0, len(numbers), size):
+            yield numbers[start : start + size]
 
 
 def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:

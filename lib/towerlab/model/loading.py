@@ -70,7 +70,7 @@ def load(
     row = ARCHITECTURES[_read_config(name)["model_type"]]
     folder = checkpoint.find_folder(name, with_weights=True)
     before = checkpoint.state(folder)
-    fingerprint = checkpoint.fingerprint_of_files(name)
+    fingerprint = checkpoint.fingerprint_of_folder(folder, name)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

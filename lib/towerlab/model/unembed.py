@@ -135,6 +135,8 @@ def top_words(
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """Return the k highest bs-values of each row and their words, best first (v1 table 1).
 
+    Equal rows are projected once.
+
     Args:
         v: Vectors (*rows, d_model).
         k: Number of words.
@@ -146,7 +148,8 @@ def top_words(
     Returns:
         bs-values (nats; *rows, k) and ids of the words (*rows, k).
     """
-    p = unembedding.norm.normalise(v, scale)
+    normalised = unembedding.norm.normalise(v, scale)
+    p, index = normalised.flatten(0, -2).unique(dim=0, return_inverse=True)
     # Added to bs-values: 0, or minus infinity for words to leave out.
     mask = p.new_zeros(unembedding.vocabulary)
     mask[without.to(p.device)] = -torch.inf
@@ -162,7 +165,8 @@ def top_words(
             candidate_ids = torch.cat([best_ids, new_ids], -1)
             best[:], order = candidates.topk(k, -1)
             best_ids[:] = candidate_ids.gather(-1, order)
-    return values, ids
+    index = index.view(normalised.shape[:-1])
+    return values[index], ids[index]
 
 
 def final_normed(
