@@ -283,7 +283,8 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (
         '<section class="opening-metric"><h2>Is it a metric? One head, word by word</h2>'
-        f'<a href="{page}#fig-13-1"><img src="{matrix["picture"]}" alt="{alt_text}"></a>'
+        f'<a href="{page}#fig-13-1"><img class="dark-light" '  # the theme makes no light box of it
+        f'src="{matrix["picture"]}" alt="{alt_text}"></a>'
         f"<div><p>{caption}</p>{plain_words.verdicts_in_words(rows, METRIC)}</div></section>"
     )
 
