@@ -44,6 +44,8 @@ def test_a_line_is_an_object_with_its_numbers(table):
     ]
     (row,) = table("size,class,id\n1,one,a\n")  # note has a default
     assert (row.id, row.size, row.note) == ("a", 1, "")
+    (changed,) = table("size,class,id\n2,one,a\n")  # what was checked before does not stay
+    assert changed.size == 2
 
 
 @pytest.mark.parametrize(
