@@ -159,7 +159,7 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
 
 
 def increases_by_norm(
-    model: Model, encoded: Prompts, norms: Sequence[str] = unembed.NORMS
+    model: Model, encoded: Prompts, readings: Sequence[str] = unembed.NORMS
 ) -> xr.Dataset:
     """Compute the paper's increase of log p(true label), with several readings of the final norm.
 
@@ -169,7 +169,7 @@ def increases_by_norm(
     Args:
         model: Any model.
         encoded: Prompts.
-        norms: Readings of the final norm, of `unembed.NORMS`.
+        readings: Readings of the final norm, of `unembed.NORMS`.
 
     Returns:
         Dataset of `increase` (norm, prompt, layer, head), and of `block_increase` (norm, prompt,
@@ -191,14 +191,14 @@ def increases_by_norm(
     for name, array in arrays.items():
         tensor = torch.from_numpy(array).to(model.device)
         tensors[name] = tensor if name in ("scale", "words") else tensor.transpose(0, 1)
-    attention, ffn, heads = increases_along(model, **tensors, norms=norms)
+    attention, ffn, heads = increases_along(model, **tensors, readings=readings)
     blocks = torch.stack([attention, ffn], -1)
     dims = "norm", "prompt", "layer"
     increase = {
         "increase": ((*dims, "head"), heads.cpu()),
         "block_increase": ((*dims, "kind"), blocks.cpu()),
     }
-    return observations("paper", encoded, increase, norm=list(norms), kind=KINDS)
+    return observations("paper", encoded, increase, norm=list(readings), kind=KINDS)
 
 
 def recipe_selection(pipeline: Pipeline) -> Recipe:

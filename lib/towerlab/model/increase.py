@@ -41,7 +41,7 @@ def increases_along(
     ffn: Float[Tensor, "layer prompt d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
-    norms: Sequence[str] = ("frozen",),
+    readings: Sequence[str] = ("frozen",),
 ) -> tuple[
     Float[Tensor, "norm prompt layer"],
     Float[Tensor, "norm prompt layer"],
@@ -70,7 +70,7 @@ def increases_along(
         ffn: Output of each FFN block at the last position (layer, prompt, d_model).
         scale: Scale of the final norm at the last position (prompt,).
         words: Ids of the followed words (prompt,).
-        norms: Readings of the norm scale, of `unembed.NORMS`, which share all products.
+        readings: Readings of the norm scale, of `unembed.NORMS`, which share all products.
 
     Returns:
         Increases (nats) of attention blocks (norm, prompt, layer), of FFN blocks (norm, prompt,
@@ -100,7 +100,7 @@ def increases_along(
     of_words = torch.stack(word_products)
     recomputed = torch.stack(own_scales)
     sums = []
-    for norm in norms:
+    for norm in readings:
         scales = scale.expand_as(recomputed) if norm == "frozen" else recomputed
         sums.append(_Sums(of_words, 1 / scales))
 
@@ -119,7 +119,7 @@ def increases_along(
             before = _follow_layer(sums, layer, before, bias, of_heads, ffn_values)
 
     of_norms = []
-    for norm, of_norm in zip(norms, sums, strict=True):
+    for norm, of_norm in zip(readings, sums, strict=True):
         frozen = scale if norm == "frozen" else None
         log_p = -of_norm.total.log()
         for layer in of_norm.overflowing():
