@@ -169,7 +169,7 @@ def visit(lab, *names):
         for name, address in zip(names, addresses, strict=True):
             print(name, file=sys.stderr)  # the last one is where a failure is
             if address != addresses[0]:
-                page.goto(address)
+                page.goto(address, timeout=WAIT)
             look(page, name)
 
 
