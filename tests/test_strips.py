@@ -170,3 +170,16 @@ def test_what_all_models_share_is_told_once():
     assert text.count('<th scope="row">') == 2
     same = strips.strip(result, [replace(row, words="x") for row in rows])
     assert same.count('<th scope="row">') == 1 and "every model" in same
+
+
+def test_a_bound_far_from_all_other_numbers_is_off_the_axis_with_an_arrow():
+    near_bounds = [EvidenceRow("claimed", m, claims.HOLDS, "", "", "4", effect=1.0, effect_low=0.5,
+                               effect_high=2.0) for m in "ab"]  # fmt: skip
+    far = replace(near_bounds[0], model="c", words="far", effect_high=150.0)
+    picture = strips.strip(CLAIM, [*near_bounds, far])
+    assert picture.count('class="beyond"') == 1 and "beyond the axis" in picture
+    assert strips._scale(CLAIM, [*near_bounds, far]).high < 3
+    picture = strips.strip(CLAIM, near_bounds)
+    assert "beyond" not in picture
+    largest = replace(far, effect=150.0)  # a number itself is always on the axis
+    assert strips._scale(CLAIM, [*near_bounds, largest]).high > 150

@@ -32,6 +32,9 @@ HEIGHT = 26  # of a line (pixels)
 DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
 MARGIN = 0.05  # on both sides of the axis, as a share of its range
 STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
+FIXED = ("effect", "control", "control_low", "control_high")
+"""Numbers of a row that are always on the axis"""
+FAR = 3  # times the distance of all other numbers: a number that lies further is off the axis
 LARGEST_SHARE = 1.5  # above it a number whose measure mentions a share is no share itself
 MARKS = {
     claims.BY_POSITION: "model says the nearest label",
@@ -306,18 +309,35 @@ def _rule_zones(statement: Statement) -> list[Zone]:
 
 
 def _scale(statement: Statement, rows: Sequence[Row]) -> Scale:
-    """Return the axis that holds all numbers of the rows and the ends of the zones."""
-    names = ("effect", "effect_low", "effect_high", "control", "control_low", "control_high")
-    values = [getattr(row, name, math.nan) for row in rows for name in names]
-    values += [end for zone in _rule_zones(statement) for end in (zone.low, zone.high)]
-    values.append(_published(statement))
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = min(finite), max(finite)
+    """Return the axis that holds all numbers of the rows and the ends of the zones.
+
+    One bound of an interval that is far from all others, as that of a share of almost nothing, is
+    off.
+    """
+    fixed = [getattr(row, name, math.nan) for row in rows for name in FIXED]
+    fixed += [end for zone in _rule_zones(statement) for end in (zone.low, zone.high)]
+    fixed.append(_published(statement))
+    fixed = [value for value in fixed if math.isfinite(value)]
+    bounds = [bound for row in rows for bound in (row.effect_low, row.effect_high)]
+    bounds = [bound for bound in bounds if math.isfinite(bound)]
+    ascending = sorted(fixed + bounds)
+    descending = [-value for value in reversed(ascending)]
+    high = max(*fixed, _end(ascending))
+    low = min(*fixed, -_end(descending))
     is_share = "share" in statement.measure and bool(high <= LARGEST_SHARE)
     if isinstance(statement, Claim):
         is_share = statement.unit == "share"
     room = MARGIN * (high - low or 1.0)
     return Scale(low - room, high + room, is_share)
+
+
+def _end(ascending: Sequence[float]) -> float:
+    """Return the largest number, or the one before it if the largest is far from all others."""
+    if len(ascending) < 3:
+        return ascending[-1]
+    lowest, *_, before, largest = ascending
+    is_far = largest - lowest > FAR * (before - lowest) > 0
+    return before if is_far else largest
 
 
 def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) -> str:
@@ -328,6 +348,7 @@ def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) 
         marks += _random_marks(row, scale)
     if not math.isnan(row.effect_low):
         marks.append(_line("interval", scale, row.effect_low, row.effect_high, _colour(row)))
+        marks += _arrows(row, scale)
     if not math.isnan(published) and row.prompt_set != claims.ON_SOLVED:
         diamond = '<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="currentColor"/>'
         marks.append(_placed("published", scale.place(published), diamond))
@@ -377,6 +398,18 @@ def _line(name: str, scale: Scale, start: float, end: float, colour: str) -> str
         f'y1="50%" y2="50%" stroke="{colour}" stroke-width="{width}" '
         f'stroke-opacity="{opacity}"/>'
     )
+
+
+def _arrows(row: Row, scale: Scale) -> list[str]:
+    """Return an arrow at each end of the axis beyond which the interval goes on."""
+    head = f'<path d="M-6 -6 0 0 -6 6" fill="none" stroke="{_colour(row)}" stroke-width="3"/>'
+    mirrored = f'<g transform="scale(-1 1)">{head}</g>'
+    arrows = []
+    if row.effect_low < scale.low:
+        arrows.append(_placed("beyond", "0%", mirrored))
+    if row.effect_high > scale.high:
+        arrows.append(_placed("beyond", "100%", head))
+    return arrows
 
 
 def _dot(row: Row, scale: Scale) -> str:
@@ -479,6 +512,8 @@ def _key(rows: Sequence[Row], statement: Statement) -> str:
     has_band = has_random and any(not math.isnan(row.control_low) for row in rows)
     has_interval = any(not math.isnan(row.effect_low) for row in rows)
     parts = ["● measured" + (", with its 95% interval" if has_interval else "")]
+    scale = _scale(statement, rows)
+    parts += ["→ beyond the axis"] * any(_arrows(row, scale) for row in rows)
     if isinstance(statement, PaperResult):
         prompt_sets = {row.prompt_set for row in rows}
         parts = ["● on solved prompts"] * (claims.ON_SOLVED in prompt_sets)

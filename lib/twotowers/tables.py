@@ -93,7 +93,8 @@ def read_csv(path: Path, dtype: type[str] | Mapping[str, type[str]] = NAMES) -> 
     Raises:
         TwoTowersError: If the file cannot be read.
     """
-    return _parsed(path, read_text(path), dtype)
+    text = read_text(path)
+    return _parsed(path, text, dtype)
 
 
 def _parsed(path: Path, text: str, dtype: type[str] | Mapping[str, type[str]]) -> pd.DataFrame:
@@ -117,7 +118,9 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         TwoTowersError: If a column is unknown or missing, if `row` refuses a cell, or if a row
             occurs twice. The error names the line.
     """
-    return [*_checked(path, read_text(path), row, tuple(unique))]
+    text = read_text(path)
+    rows = _checked(path, text, row, tuple(unique))
+    return [*rows]
 
 
 # A chapter and the pages read the same table many times.

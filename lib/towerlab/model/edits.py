@@ -82,7 +82,10 @@ class LayerState(NamedTuple):
         Returns:
             The state of these prompts.
         """
-        return LayerState(self.x[prompts], self.attention.of_prompts(prompts), self.z[prompts])
+        x = self.x[prompts]
+        attention = self.attention.of_prompts(prompts)
+        z = self.z[prompts]
+        return LayerState(x, attention, z)
 
 
 ComputeZ = Callable[[int, list[int], LayerState], Float[Tensor, "batch head row d_head"]]
@@ -159,8 +162,12 @@ def edited(model: Model, *edits: Edit, n_prompts: int = 0) -> Iterator[None]:
         x, *_ = calls.pop(layer)
         state = LayerState(x.to(z.device), attention, z)
         for i, edit in enumerate(edits):
-            own = slice(i * n_prompts, (i + 1) * n_prompts) if n_prompts else every_prompt
-            edit.apply(layer, state.of_prompts(own))
+            own = every_prompt
+            if n_prompts:
+                first = i * n_prompts
+                own = slice(first, first + n_prompts)
+            own_state = state.of_prompts(own)
+            edit.apply(layer, own_state)
         return z
 
     layers = {layer for edit in edits for layer, _ in edit.heads}
@@ -199,10 +206,15 @@ def edited_answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAn
         def copied(x: Tensor, n_edits: int = n_edits) -> Tensor:
             return torch.cat([x] * n_edits)
 
-        output_below = recursively_apply(copied, outputs[first - 1]) if first else None
+        output_below = None
+        if first:
+            output_below = recursively_apply(copied, outputs[first - 1])
+        copies = [*batch] * n_edits
         with restarted(model, first, output_below), edited(model, *some, n_prompts=n_prompts):
-            top, log_prob = answer(model, [*batch] * n_edits)
-        of_edits = zip(top.split(n_prompts), log_prob.split(n_prompts), strict=True)
+            top, log_prob = answer(model, copies)
+        top_of_edits = top.split(n_prompts)
+        log_prob_of_edits = log_prob.split(n_prompts)
+        of_edits = zip(top_of_edits, log_prob_of_edits, strict=True)
         for i, of_edit in zip(numbers, of_edits, strict=True):
             answers[i] = of_edit
     tops, log_probs = zip(*answers, strict=True)
@@ -215,11 +227,14 @@ def _runs(edits: Sequence[Edit], batch: Prompts) -> Iterator[list[int]]:
     for i, edit in enumerate(edits):
         if edit.heads:
             by_layer.setdefault(edit.first_layer, []).append(i)
-    n_tokens = sum(len(e.ids) for e in batch)
-    size = max(1, min(MAX_TOKENS // n_tokens, MAX_ROWS // len(batch)))
+    n_prompts = len(batch)
+    n_tokens = n_prompts * len(batch[0].ids)
+    size = min(MAX_TOKENS // n_tokens, MAX_ROWS // n_prompts)
+    size = max(1, size)
     for numbers in by_layer.values():
         for start in range(0, len(numbers), size):
-            yield numbers[start : start + size]
+            stop = start + size
+            yield numbers[start:stop]
 
 
 def everywhere(batch: Prompts) -> Bool[Tensor, "batch position"]:

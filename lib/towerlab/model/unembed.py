@@ -149,7 +149,8 @@ def top_words(
         bs-values (nats; *rows, k) and ids of the words (*rows, k).
     """
     normalised = unembedding.norm.normalise(v, scale)
-    p, index = normalised.flatten(0, -2).unique(dim=0, return_inverse=True)
+    flat = normalised.flatten(0, -2)
+    p, index = flat.unique(dim=0, return_inverse=True)
     # Added to bs-values: 0, or minus infinity for words to leave out.
     mask = p.new_zeros(unembedding.vocabulary)
     mask[without.to(p.device)] = -torch.inf
@@ -165,8 +166,11 @@ def top_words(
             candidate_ids = torch.cat([best_ids, new_ids], -1)
             best[:], order = candidates.topk(k, -1)
             best_ids[:] = candidate_ids.gather(-1, order)
-    index = index.view(normalised.shape[:-1])
-    return values[index], ids[index]
+    shape = normalised.shape[:-1]
+    index = index.view(shape)
+    of_rows = values[index]
+    ids_of_rows = ids[index]
+    return of_rows, ids_of_rows
 
 
 def final_normed(
