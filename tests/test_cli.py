@@ -33,6 +33,7 @@ BAD = [
     (["measure", "--device", "cuda:99"], "cuda:99"),
     (["measure", "--model", "no/such/x"], "no/such/x"),
     (["measure", "--model", "a\nb"], "a\\nb"),
+    (["measure", "--out", r"a\b"], r"out 'a\\b': expected a path in utf-8 without backslashes"),
     (["measure", "--out", os.fsdecode(b"\xff")], r"out '\udcff': expected a path in utf-8"),
     (["book", "--set", "seeed=2"], "unknown parameter 'seeed': expected one of model, "),
     (["book", "--set", "a='"], "a quote is missing"),

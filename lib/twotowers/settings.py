@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -117,9 +118,12 @@ def _model(value: str) -> str:
 
 def _out(value: str) -> str:
     """Return the default folder inside the project, or any other folder, in which "~" is home."""
-    if value == OUT:
-        return str(build_folder() / "measurements")
-    return os.path.expanduser(value)
+    folder = str(build_folder() / "measurements") if value == OUT else os.path.expanduser(value)
+    encoding = sys.getfilesystemencoding()
+    can_be_encoded = folder == folder.encode(encoding, "replace").decode(encoding)
+    if "\\" in folder or not can_be_encoded:  # the netCDF library cannot write there
+        raise TwoTowersError(f"expected a path in {encoding} without backslashes")
+    return folder
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]

@@ -210,7 +210,10 @@ def _ordered(answers: Iterable[str]) -> list[str]:
     """Return different answers in the order of the verdicts."""
     answers_to_paper = claims.AGREES, claims.IN_PART, claims.DISAGREES
     order = [*answers_to_paper, *claims.VERDICTS, claims.NOT_JUDGED]
-    return sorted({*answers}, key=order.index)
+    different = {*answers}
+    known = [answer for answer in order if answer in different]
+    unknown = different.difference(known)
+    return [*known, *sorted(unknown)]
 
 
 def _about_random(rows: Sequence[Row]) -> str:
