@@ -407,7 +407,7 @@ def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(home):
         assert page.locator(tables).count() == 1 and page.locator(tables).evaluate_all(wide) == 0
         cells = page.locator(".stacks tbody td")
         titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
-        assert all(titles) and "SmolLM2-135M" in titles
+        assert titles and all(titles)
 
 
 TOO_TALL = """() => {
