@@ -79,8 +79,8 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 def _current(data: xr.Dataset, model: str, suite: str, name: str) -> xr.Dataset | None:
     """Return a measurement if it is of this model, and of current texts and code, or None."""
-    texts, versions = identity.text_digest(suite), catalogue.versions(name)
-    is_current = identity.agrees(data, texts=texts, versions=versions)
+    has_texts = identity.agrees(data, texts=identity.text_digest(suite))
+    is_current = has_texts and identity.has_current_code(data, name)
     return data if is_current and data.attrs["model"] == model else None
 
 

@@ -27,7 +27,7 @@ from typing import get_args
 import xarray as xr
 
 from twotowers import identity
-from twotowers.catalogue import catalogue, fault, versions
+from twotowers.catalogue import catalogue, fault
 from twotowers.errors import TwoTowersError
 from twotowers.names import precomputed_models
 from twotowers.paths import data_folder
@@ -244,7 +244,7 @@ def open_precomputed(model: str, suite: str, name: str) -> xr.Dataset | None:
             f"cannot use '{path}': expected {name} of {model} ({suite}), and got {made[2]} of "
             f"{made[0]} ({made[1]}); remove this copy"
         )
-    if not identity.agrees(data, versions=versions(name)):
+    if not identity.has_current_code(data, name):
         source = data.attrs["fingerprint"].partition("@")[0]
         option = "" if suite == "words" else f" --suite {suite}"
         raise TwoTowersError(

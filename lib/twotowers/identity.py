@@ -162,6 +162,17 @@ def agrees(data: xr.Dataset, **parts: Any) -> bool:
     return all(made_from[name] == value for name, value in parts.items())
 
 
+def has_current_code(data: xr.Dataset, name: str) -> bool:
+    """Return whether the current versions of the code made a measurement, and what it needs today.
+
+    Args:
+        data: A measurement.
+        name: Its name.
+    """
+    made_from = json.loads(data.attrs["identity"])
+    return versions(name).items() <= made_from["versions"].items()
+
+
 def is_current(path: Path, identity: str) -> bool:
     """Return whether a file of a measurement has an identity.
 
