@@ -92,7 +92,7 @@ def test_models_that_differ_from_most_are_named(rows):
 def test_plain_words_are_those_of_statements_with_their_bar():
     statements = {**claims.claims(), **claims.paper_results()}
     assert {*plain_words.STATEMENTS, *plain_words.MEASURES} <= {*statements}
-    assert plain_words.plain(statements["figure 6"]).startswith("75% of the paper's heads")
+    assert plain_words.plain(statements["figure 6"]).endswith("twice as much, in 75% of the heads.")
 
 
 def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):

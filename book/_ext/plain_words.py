@@ -22,11 +22,11 @@ STATEMENTS = {
     "symmetric": "Two words that are similar in one direction are similar in the other.",
     "graded": "Within a class, words of similar meaning are more similar.",
     "beyond-inputs": "These heads tell the classes apart better than their inputs do.",
-    "figure 6": "{part:.0%} of the paper's heads attend at least twice as much to right labels as "
-    "to other labels.",
-    "figure 8": "With one right demonstration fewer, right labels lose at least {part:.0%} of "
-    "their attention, beyond the share of the label that is gone.",
-    "figure 10": "The same, in nearly all heads from the middle layer to five sixths of the depth.",
+    "figure 6": "The listed heads attend much more to right labels than to other labels. Our bar: "
+    "twice as much, in {part:.0%} of the heads.",
+    "figure 8": "With one right demonstration fewer, the attention on right labels falls. Our bar: "
+    "by {part:.0%}, beyond the fall that the softmax alone causes.",
+    "figure 10": "The same, in heads that are in two lists at once.",
 }
 """Statements by id; `part` is the bar of a result of the paper for partial agreement"""
 MEASURES = {

@@ -163,14 +163,16 @@ def agrees(data: xr.Dataset, **parts: Any) -> bool:
 
 
 def has_current_code(data: xr.Dataset, name: str) -> bool:
-    """Return whether the current versions of the code made a measurement, and what it needs today.
+    """Return whether a measurement has the current version of its code and of each requirement.
 
     Args:
         data: A measurement.
         name: Its name.
     """
     made_from = json.loads(data.attrs["identity"])
-    return versions(name).items() <= made_from["versions"].items()
+    recorded = made_from["versions"]
+    needed = versions(name)
+    return needed.items() <= recorded.items()
 
 
 def is_current(path: Path, identity: str) -> bool:
