@@ -42,7 +42,11 @@ from towerlab.prompts.blocks import donors_of, texts_of_one_length
 from towerlab.prompts.prompt import Encoded, Prompts, encode_all
 from towerlab.prompts.variants import with_query
 from twotowers.errors import NotTestable
+from twotowers.head_selection import label_heads_without_preference
 from twotowers.heads import HeadSets
+
+WITHOUT_PREFERENCE = "without preference"
+"""Heads that attend to labels and prefer no class"""
 
 
 class Pair(NamedTuple):
@@ -137,16 +141,16 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Data
     return joined([of_kind(kind, list(group)) for kind, group in groups])
 
 
-def recipe_interchanges(pipeline: Pipeline) -> Recipe:
-    """Measure answers with queries, keys or values of heads taken from another prompt.
+def pairs_of_one_length(pipeline: Pipeline) -> list[Pair]:
+    """Return the pairs of the evaluation blocks of a model.
 
     The texts of both prompts have equal numbers of tokens, so the labels are at the same positions.
 
     Args:
         pipeline: Pipeline of the model.
 
-    Returns:
-        Recipe of the measurement.
+    Raises:
+        NotTestable: If there are no such texts.
     """
     design = pipeline.design
     tokenizer = pipeline.model.tokenizer
@@ -157,11 +161,46 @@ def recipe_interchanges(pipeline: Pipeline) -> Recipe:
     twice = design.repeatable(classes)  # a query comes from another block of the pair
     n_blocks = max(2, design.n_intervention)
     blocks = design.blocks(n_blocks, EVALUATION, pairs=twice, texts=texts)
-    pairs = pairs_of(design.encode(blocks), tokenizer)
+    return pairs_of(design.encode(blocks), tokenizer)
+
+
+def recipe_interchanges(pipeline: Pipeline) -> Recipe:
+    """Measure answers with queries, keys or values of heads taken from another prompt.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
+    pairs = pairs_of_one_length(pipeline)
     sets = present(pipeline.head_sets, BY_ATTENTION)
     random = draw_random_sets(pipeline, sets, AT_LAST)
     return Recipe(interchanges, pairs, (), sets, random)
 
 
-RECIPES = {"interchanges": recipe_interchanges}
+def recipe_interchanges_without_preference(pipeline: Pipeline) -> Recipe:
+    """Measure the exchanges in heads that attend to labels but prefer no class.
+
+    Next to them, the measurement has as many of the heads by attention, on the same pairs.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
+    (judged,) = present(pipeline.head_sets, BY_ATTENTION).values()
+    selection = pipeline.measured("selection")
+    others = label_heads_without_preference(selection, judged)[: pipeline.settings.top_k]
+    if not others:
+        raise NotTestable("no head without preference attends half as much to labels")
+    sets = {BY_ATTENTION: judged[: len(others)], WITHOUT_PREFERENCE: others}
+    return Recipe(interchanges, pairs_of_one_length(pipeline), (), sets)
+
+
+RECIPES = {
+    "interchanges": recipe_interchanges,
+    "interchanges_without_preference": recipe_interchanges_without_preference,
+}
 """Measurement -> function of a pipeline that makes it"""

@@ -200,15 +200,16 @@ class Chapter(Measurements):
             models: Names of models.
             judged: Name of the set.
         """
+        selection = self.measured("selection")
         names = []
         for model in models:
-            judged_heads = self.sets[model][judged]
-            heads = label_heads_without_preference(self.models[model].heads, judged_heads)
+            heads = label_heads_without_preference(selection[model], self.sets[model][judged])
             names.append(f"{shown_name(model)} {', '.join(map(str, heads)) or 'none'}")
         return (
-            "Random heads attend little to labels. A stricter control would be heads with at least "
-            "half of the attention on labels of these heads, and an attention difference below "
-            f"{MIN_ATTENTION_DIFFERENCE}: {'; '.join(names)}. They were not measured in this way."
+            "Random heads attend little to labels. Heads with at least half of the attention on "
+            "labels of these heads, and an attention difference below "
+            f"{MIN_ATTENTION_DIFFERENCE} (on selection blocks): {'; '.join(names)}. Chapter 6 "
+            "exchanges queries, keys and values of the first of them."
         )
 
     def _judged(

@@ -215,20 +215,18 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
     """Return heads that attend to labels about as much as some heads, but prefer no class.
 
     They have at least half of the attention that the judged heads have on labels
-    (`prefers_no_class`).
+    (`prefers_no_class`). Those with most attention on labels come first.
 
     Args:
-        heads: Measurement "heads".
+        heads: Measurement "heads" or "selection".
         judged: Heads to compare with.
     """
     on_labels = attention_on_labels(heads)
     of_judged = select_heads(on_labels, judged)
-    usual = of_judged.mean()
-    has_attention = on_labels >= usual / 2
-    found = has_attention & prefers_no_class(heads)
-    by_layer = found.transpose("layer", "head")
-    places = np.argwhere(by_layer.values)
-    return [Head(*place) for place in places.tolist()]
+    half = float(of_judged.mean()) / 2
+    ranking = on_labels.where(prefers_no_class(heads), 0.0)
+    found = top_heads(ranking, ranking.size, minimum=half)
+    return [head for head in found if head not in judged]
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
