@@ -157,6 +157,22 @@ def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
     return styler if index else styler.hide(axis="index")
 
 
+def folded(table: pd.DataFrame, summary: str, index: bool = False, **formats: Any) -> None:
+    """Show a table below a line of text that unfolds it.
+
+        >>> folded(pd.DataFrame({"model": ["smollm2-135m"]}), "Names of models")
+        <IPython.core.display.HTML object>
+
+    Args:
+        table: Numbers and texts, as in `shown`.
+        summary: Text of the line: the content of the table.
+        index: Whether the index of the table is shown.
+        **formats: Arguments of `Styler.format`.
+    """
+    html = shown(table, index, **formats).to_html()
+    display(HTML(f"<details><summary>{escape(summary)}</summary>{html}</details>"))
+
+
 def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> pd.DataFrame:
     """Return values with intervals, such as "31% [8%, 54%]", as a table of two columns' entries.
 
