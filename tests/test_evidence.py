@@ -85,7 +85,7 @@ NATS, HALF = {"unit": "nats", "smallest_effect": None}, {"null_value": 0.5, "sma
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
         # no difference from their mean
         (UP, {"control": random_sets([0.6, 0.4, 0.6, 0.5])}, claims.NOT_SPECIFIC, {}),
-        (UP, {"control": random_sets(USUAL, n_sets=19)}, claims.UNDECIDED, {}),
+        (UP, {"control": random_sets(USUAL, n_sets=19)}, claims.HOLDS_TOO_FEW, {}),
         ([0.5], {}, claims.UNDECIDED, {}),  # one pair has no interval
         ([], {}, claims.NOT_TESTABLE, {}),
         (
@@ -231,7 +231,7 @@ def of_claim(cells, values, control=None, attending=ALL_ALIKE):
 
 @pytest.mark.parametrize(
     ("n_heads", "sets", "verdict"),
-    [(6, 1, claims.UNDECIDED), (7, 4, claims.UNDECIDED), (9, 20, claims.HOLDS)],
+    [(6, 1, claims.HOLDS_TOO_FEW), (7, 4, claims.HOLDS_TOO_FEW), (9, 20, claims.HOLDS)],
 )
 def test_a_model_so_small_that_few_random_sets_exist(n_heads, sets, verdict):
     """Three heads of a model of one layer: of the others there are so many sets, whatever the

@@ -25,7 +25,7 @@ GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", RO
 MODELS = (*included_models(), "smollm2-135m")  # the second has every measurement
 ARBITRARY = ("4.5",)  # principal components have any sign
 ROUNDED = ("10.2", "11.2")  # tables, to hundredths
-SECOND = ", on solved prompts"  # second verdicts
+SECOND = ", on counterbalanced prompts"  # second verdicts
 COLUMNS = ["chapter", "shown", "model", "column", "rows", "mean"]
 
 

@@ -1,4 +1,4 @@
-"""The second verdict, on solved prompts: a rule or a reason for every result, and its rows."""
+"""The second verdict, on counterbalanced prompts: for every result a rule or a reason."""
 
 import math
 from html import unescape
@@ -66,12 +66,12 @@ def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapt
     assert second["c"].words.startswith("does not learn the task")
     assert [row.verdict for row in chapter.rows if row.prompt_set == ON_PAPER] == [AGREES] * 4
     html = unescape(chapter.shown[0])
-    assert "On solved prompts: agrees in 1 of 2 models, does not agree in 1." in html
+    assert "On counterbalanced prompts: agrees in 1 of 2 models, does not agree in 1." in html
     assert "In the paper's protocol: agrees in all 4 models." in html
     assert html.count('<th scope="row">') == 4 and html.count('<svg class="track"') == 7
     filled, hollow = html.count('r="6.5" fill="#'), html.count('r="5.5" fill="none"')
     assert (filled, hollow) == (2, 4)
-    assert "a, solved prompts: <b>agrees</b>" in html
+    assert "a, counterbalanced prompts: <b>agrees</b>" in html
 
 
 def test_a_model_without_its_list_of_heads_on_blocks_is_not_testable_there(chapter):
@@ -87,7 +87,7 @@ def test_a_model_without_its_list_of_heads_on_blocks_is_not_testable_there(chapt
 def test_a_result_without_a_second_verdict_says_why(chapter):
     chapter.compare_with_paper("figure 7", "4.2", {"a": Result(1.0, "")})
     assert [row.prompt_set for row in chapter.rows] == [ON_PAPER]
-    assert f"No second verdict, on solved prompts: {RULES['figure 7'].none}." in unescape(
+    assert f"No second verdict, on counterbalanced prompts: {RULES['figure 7'].none}." in unescape(
         chapter.shown[0]
     )
 

@@ -41,7 +41,7 @@ def tests(build: Path, solved: bool = False) -> pd.DataFrame:
 
     Args:
         build: Folder of built files.
-        solved: Whether the verdicts are the second ones, on solved prompts.
+        solved: Whether the verdicts are the second ones, on counterbalanced prompts.
     """
     judged = evidence.read(build / "evidence", claims.paper_results(), solved)
     return judged[~judged["claim"].isin(claims.UNCOUNTED)]
@@ -96,7 +96,7 @@ def summary(judged: pd.DataFrame) -> str:
 
 
 def drawn(build: Path) -> str:
-    """Return a picture of every test, on solved prompts and in the paper's protocol.
+    """Return a picture of every test, on counterbalanced prompts and in the paper's protocol.
 
     Args:
         build: Folder of built files.
@@ -111,7 +111,7 @@ def drawn(build: Path) -> str:
     return (
         f'<div class="verdict-map" id="verdict-map"><p>{signs}; empty: not run. Marks of the '
         f"answers of a model that fails the task: {marks}.</p>"
-        f"<p><b>On solved prompts</b>, {len(asked)} tests: {counted(asked)}.</p>"
+        f"<p><b>On counterbalanced prompts</b>, {len(asked)} tests: {counted(asked)}.</p>"
         f"<div>{_tables(solved, models)}</div>"
         f"<p><b>In the paper's protocol</b>, {summary(judged)}</p>"
         f"<div>{_tables(judged, models)}</div></div>"

@@ -34,7 +34,7 @@ from twotowers.claims import (
 from twotowers.errors import TwoTowersError
 from twotowers.tables import shown_name
 
-SECOND = ", on solved prompts"
+SECOND = ", on counterbalanced prompts"
 MARK = re.compile(r"<!-- verdicts (.+?) -->")
 VERDICTS = {
     HOLDS: "the effect is there, large enough to matter, and larger than in other heads where "
@@ -43,8 +43,9 @@ VERDICTS = {
     NOT_SPECIFIC: "the effect is there, but the control does as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
-    UNDECIDED: "too few observations or too few other heads to tell, or less than 60% of the "
-    "resamples of the prompts have the same verdict; the reason stands beside it",
+    TOO_FEW: "added to holds: fewer than 20 different random sets exist, or were measured",
+    UNDECIDED: "too few observations to tell, or less than 60% of the resamples of the prompts "
+    "have the same verdict; the reason stands beside it",
     NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
     "the rule names no heads; or there is nothing to be a share of",
 }
@@ -66,7 +67,7 @@ IDEAS = {
     "so it is": ((AGREES,), (HOLDS,)),
     "to some degree": ((IN_PART,), (SMALL,)),
     "random heads do as well": ((NOT_SPECIFIC,), (NOT_SPECIFIC,)),
-    "too few random heads, or none": ((TOO_FEW, NOT_COMPARED), (UNDECIDED,)),
+    "too few random heads, or none": ((TOO_FEW, NOT_COMPARED), (TOO_FEW,)),
     "so it is not": ((DISAGREES,), (FAILS, ABSENT)),
     "open": ((UNDECIDED,), (UNDECIDED,)),
     "no verdict": ((NOT_JUDGED, NOT_TESTABLE), (NOT_TESTABLE,)),

@@ -340,7 +340,7 @@ class Chapter(Measurements):
             suite: Suite of the prompts, if it is not the suite of the settings.
             prompts: The paper's prompts, which give the row a mark; or counterbalanced blocks,
                 which give none.
-            solved: The same comparison on solved prompts, for the second verdict.
+            solved: The same comparison on counterbalanced prompts, for the second verdict.
 
         Raises:
             TwoTowersError: If data/figures.csv has no rule for the result.
@@ -392,7 +392,7 @@ class Chapter(Measurements):
         solved: Solved,
         statistic: Callable[[Any], Any] | None,
     ) -> list[EvidenceRow]:
-        """Return the second verdict on a result of the paper, on solved prompts, by model."""
+        """Return the second verdict on a result, on counterbalanced prompts, by model."""
         rows = []
         for model in (model for model in solved.data if model in self.models):
             try:
@@ -476,4 +476,4 @@ def _rule_in_words(result: PaperResult) -> str:
     second = claims.solved_rules().get(result.id)
     if second is None or not second.measure:
         return words
-    return f"{words} On solved prompts: {second.measure}."
+    return f"{words} On counterbalanced prompts: {second.measure}."

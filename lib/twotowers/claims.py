@@ -21,13 +21,17 @@ from twotowers.tables import Optional, Row, Text, read_csv, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
-VERDICTS = (HOLDS, SMALL, NOT_SPECIFIC, ABSENT, FAILS, UNDECIDED, NOT_TESTABLE)
-"""Verdicts on claims"""
 AGREES, IN_PART, DISAGREES, NOT_JUDGED = "agrees", "in part", "does not agree", "no verdict"
 TOO_FEW, NOT_COMPARED = "too few other heads", "not compared"
+HOLDS_TOO_FEW = f"{HOLDS}, {TOO_FEW}"
+VERDICTS = (
+    HOLDS, HOLDS_TOO_FEW, SMALL, NOT_SPECIFIC, ABSENT, FAILS, UNDECIDED, NOT_TESTABLE
+)  # fmt: skip
+"""Verdicts on claims"""
 AGREES_UNSPECIFIC, PART_UNSPECIFIC = f"{AGREES}, {NOT_SPECIFIC}", f"{IN_PART}, {NOT_SPECIFIC}"
 AGREES_TOO_FEW, PART_TOO_FEW = f"{AGREES}, {TOO_FEW}", f"{IN_PART}, {TOO_FEW}"
-"""Additions to a verdict that agrees, also in part: random heads do as well, or they ran out"""
+"""Additions to a verdict that agrees, also in part: random heads do as well, or they ran out. A claim
+whose random heads ran out has the second one, too."""
 WITHOUT_VERDICT = (NOT_JUDGED, NOT_TESTABLE)
 WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
@@ -207,7 +211,7 @@ def paper_results() -> dict[str, PaperResult]:
 
 
 def solved_rules() -> dict[str, SolvedRule]:
-    """Return the rules of the second verdicts, on solved prompts, by the name of the result."""
+    """Return the rules of the second verdicts, on counterbalanced prompts, by result."""
     return _by_id("solved.csv", SolvedRule)
 
 

@@ -44,6 +44,7 @@ COLOURS = {
 }  # fmt: skip
 VERDICT_COLOURS = {
     claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",
+    claims.HOLDS_TOO_FEW: "#6d9fc9",
     claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
     claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
     claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",

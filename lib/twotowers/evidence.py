@@ -38,6 +38,7 @@ from twotowers.claims import (
     ABSENT,
     FAILS,
     HOLDS,
+    HOLDS_TOO_FEW,
     NOT_SPECIFIC,
     NOT_TESTABLE,
     ON_SOLVED,
@@ -175,7 +176,8 @@ def judge(
     4. `undecided` if the 95% interval contains `null_value`.
     5. `small` if the estimate is above `null_value` by less than `smallest_effect`.
     6. `holds` if there is no control.
-    7. `undecided` if fewer than MIN_RANDOM_SETS different random sets were measured.
+    7. `holds, too few other heads` if fewer than MIN_RANDOM_SETS different random sets exist, or
+       were measured.
     8. `holds` if the effect is clearly larger than in random sets, and the share of these sets that
        reach it is at most MAX_EXCEEDANCE.
     9. `not specific` otherwise: the effect exists, but other heads also have it.
@@ -205,7 +207,7 @@ def judge(
     if control is None:
         return HOLDS
     if control.n_random_sets < MIN_RANDOM_SETS:
-        return UNDECIDED
+        return HOLDS_TOO_FEW
     return (
         HOLDS
         if control.difference.low > 0 and control.exceedance <= MAX_EXCEEDANCE
@@ -287,7 +289,7 @@ def judge_claim(
         model,
         verdict,
         words,
-        reason=_reason(effect, claim, random_sets) if verdict == UNDECIDED else "",
+        reason=_reason(effect, claim, random_sets, verdict),
         p=mean(values - claim.null_value * (1.0 if denominator is None else denominator)).p,
         n=effect.n[0],
         label_pairs=effect.n[1],
@@ -296,14 +298,15 @@ def judge_claim(
     )
 
 
-def _reason(effect: Interval, claim: Claim, control: Control | None) -> str:
-    """Return why a claim is undecided."""
+def _reason(effect: Interval, claim: Claim, control: Control | None, verdict: str) -> str:
+    """Return why a claim is undecided, or how many random sets a claim has that has too few."""
+    if verdict == HOLDS_TOO_FEW and control is not None:
+        return f"{control.n_random_sets} different random sets"
+    if verdict != UNDECIDED:
+        return ""
     if np.isnan(effect.low):
         return "too few class pairs for an interval"
-    if effect.low <= claim.null_value:
-        return f"the interval holds {claim.null_value:g}"
-    n_sets = 0 if control is None else control.n_random_sets
-    return f"fewer than {MIN_RANDOM_SETS} different random sets: {n_sets}"
+    return f"the interval holds {claim.null_value:g}"
 
 
 def _control(
@@ -373,7 +376,8 @@ def read(folder: Path, statements: Iterable[str] = (), solved: bool = False) -> 
     Args:
         folder: Folder of the CSV files, one for each chapter.
         statements: Ids of claims, or names of results of the paper; by default all claims.
-        solved: Whether the verdicts on results of the paper are the second ones, on solved prompts.
+        solved: Whether the verdicts on results of the paper are the second ones, on
+            counterbalanced prompts.
 
     Returns:
         Fields of `EvidenceRow`, and `p_holm`: p, corrected for all rows of the same model.

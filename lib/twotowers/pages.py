@@ -18,7 +18,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import UNDECIDED, PaperResult, Statement
+from twotowers.claims import HOLDS_TOO_FEW, UNDECIDED, PaperResult, Statement
 from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
@@ -120,10 +120,11 @@ def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Ma
 def _cell(row: Any) -> str:
     """Return the verdict of a row, in its colour, with its numbers as a tooltip.
 
-    An undecided verdict has its reason below it.
+    An undecided verdict has its reason below it, and one without enough random sets their number.
     """
     numbers = escape(row.words).replace("|", "&#124;")
-    reason = escape(row.reason) if row.verdict == UNDECIDED else ""
+    has_reason = row.verdict in (UNDECIDED, HOLDS_TOO_FEW)
+    reason = escape(row.reason) if has_reason else ""
     small_print = f"<br><small>{reason}</small>" if reason else ""
     name, verdict = verdict_class(row.verdict), escape(row.verdict)
     return f'<span class="verdict {name}" title="{numbers}">{verdict}</span>{small_print}'

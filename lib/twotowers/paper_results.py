@@ -91,7 +91,7 @@ class Result(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The second comparison of a result of the paper: the same number on solved prompts.
+    """The second comparison of a result of the paper: the same number on counterbalanced prompts.
 
     Attributes:
         data: Values on counterbalanced blocks by model, as in `book.Chapter.compare_with_paper`.

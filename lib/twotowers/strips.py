@@ -7,9 +7,9 @@
 
 A dot is the judged number, a grey tick the mean of random heads, and a grey band the range of 90%
 of them. A result of the paper with a second verdict has two lines for each model: a filled dot on
-solved prompts, and a hollow one in the paper's protocol. A diamond there is the number that the
-paper prints. Shaded zones are those of the rule. A strip is a table with small pictures whose
-positions are percentages, so that it fits any width, prints, and needs no script.
+counterbalanced prompts, and a hollow one in the paper's protocol. A diamond there is the number
+that the paper prints. Shaded zones are those of the rule. A strip is a table with small pictures
+whose positions are percentages, so that it fits any width, prints, and needs no script.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def headline(rows: Sequence[Row]) -> str:
         return _in_words(first)
     on_solved, on_paper = (_in_words(part) for part in (second, first))
     on_solved, on_paper = (text[:1].lower() + text[1:] for text in (on_solved, on_paper))
-    return f"On solved prompts: {on_solved}\nIn the paper's protocol: {on_paper}"
+    return f"On counterbalanced prompts: {on_solved}\nIn the paper's protocol: {on_paper}"
 
 
 def _answers(rows: Sequence[Row]) -> str:
@@ -217,7 +217,10 @@ def _ordered(answers: Iterable[str]) -> list[str]:
 
 
 def _about_random(rows: Sequence[Row]) -> str:
-    """Return a sentence on random heads in the models that agree at least in part."""
+    """Return a sentence on random heads in the models that agree at least in part, or hold."""
+    too_few = sum(row.verdict == claims.HOLDS_TOO_FEW for row in rows)
+    if too_few:
+        return f"In {too_few} of these, too few other heads are left to compare."
     agree = (claims.AGREES, claims.IN_PART)
     positive = [row for row in rows if claims.answer(row.verdict) in agree]
     compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
@@ -237,7 +240,8 @@ def _without_second(statement: Statement) -> str:
     rule = claims.solved_rules().get(statement.id)
     if not isinstance(statement, PaperResult) or rule is None or not rule.none:
         return ""
-    return f'<p class="strip-key">No second verdict, on solved prompts: {escape(rule.none)}.</p>'
+    reason = f"No second verdict, on counterbalanced prompts: {escape(rule.none)}."
+    return f'<p class="strip-key">{reason}</p>'
 
 
 def strip(statement: Statement, rows: Sequence[Row]) -> str:
@@ -469,7 +473,7 @@ def _item(row: Row, statement: Statement) -> str:
     separator = ": " if row.verdict == claims.NOT_TESTABLE else ", "
     text = ". ".join(filter(None, (judged_numbers(row, statement), row.words)))
     name = escape(shown_name(row.model))
-    name += ", solved prompts" * (row.prompt_set == claims.ON_SOLVED)
+    name += ", counterbalanced prompts" * (row.prompt_set == claims.ON_SOLVED)
     return f"{name}: <b>{escape(row.verdict)}</b>{escape(mark + separator + text)}"
 
 
@@ -519,7 +523,7 @@ def _key(rows: Sequence[Row], statement: Statement) -> str:
     parts += ["→ beyond the axis"] * any(_arrows(row, scale) for row in rows)
     if isinstance(statement, PaperResult):
         prompt_sets = {row.prompt_set for row in rows}
-        parts = ["● on solved prompts"] * (claims.ON_SOLVED in prompt_sets)
+        parts = ["● on counterbalanced prompts"] * (claims.ON_SOLVED in prompt_sets)
         parts += ["○ in the paper's protocol"] * (claims.ON_PAPER in prompt_sets)
         parts += ["◇ the paper's number"] * (statement.published_value is not None)
     if has_random:
