@@ -152,7 +152,10 @@ def drawn(build: Path) -> str:
         f"<li>{text}: {escape(in_words(effects[scene], scene == SWITCH_OFF))}.</li>"
         for scene, text in buttons.items()
     )
-    told = "Press a button: a small model runs in this page."
+    told = (
+        "Press a button: a small model runs in this page. It is the one that solves the task in "
+        "both orders."
+    )
     off = (
         f"These {NUMBERS[len(heads)]} heads are off and copy no label. The model guesses a word. "
         "In larger models, later heads can make up for some of it."

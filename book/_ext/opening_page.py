@@ -88,6 +88,7 @@ def answer(rows: pd.DataFrame) -> str:
         "query with the demonstrations, and copy the label of similar ones. "
         f"We tested {len(models)} models, {n_pretrained} of them pretrained. "
         f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
+        f"{told.get('used', '')} "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
 
@@ -194,15 +195,17 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     """
     solved = verdict_map.tests(build, solved=True)
     judged = verdict_map.tests(build)
+    judged = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
     little = (
-        f"{never_in(solved)}<p>On the paper's own prompts, {n_failing} of {len(agrees)} tests that "
-        "agree are of models that do not solve the task there: they say the nearest label, or one "
-        'label word (<a href="figure-by-figure.html">figure by figure</a>).</p>'
+        f"{never_in(solved)}<p>On the paper's own prompts, {len(agrees)} of {len(judged)} tests "
+        f"agree. {n_failing} of these are in models that fail the task there: they say the nearest "
+        'label, or one label word (<a href="figure-by-figure.html">figure by figure</a>).</p>'
     )
     parts = {
-        "Holds": plain_words.claim_strip(rows, "exchange-query"),
+        "Holds": plain_words.claim_strip(rows, "exchange-query")
+        + f'<p>{evidence.corrected(rows)} (<a href="scorecard.html">scorecard</a>)</p>',
         "Does not hold, or says little": little,
         "New, as far as we know": plain_words.claim_strip(rows, "product"),
     }
@@ -229,7 +232,7 @@ def never_in(judged: pd.DataFrame) -> str:
     )
     if not items:
         return ""
-    lead = "Results of the paper that no model shows on prompts with balanced order and labels:"
+    lead = "Results of the paper that no model reaches on prompts with balanced order and labels:"
     return f"<p>{lead}</p><ul>{items}</ul>"
 
 
@@ -275,10 +278,10 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
         return ""
     page = f"{chapter_names()['13']}.html"
     caption = (
-        f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])}: the score "
-        f"of {matrix['n']} query words (rows) with as many words of demonstrations (columns), "
-        "sorted by class. Violet is above the mean of the row, brown below. On the diagonal a word "
-        "meets itself, and around it the words of its class."
+        f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])} "
+        f"(layer-head): the score of {matrix['n']} query words (rows) with as many words of "
+        "demonstrations (columns), sorted by class. Violet is above the mean of the row, brown "
+        "below. On the diagonal a word meets itself, and around it the words of its class."
     )
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (

@@ -18,15 +18,16 @@ STATEMENTS = {
     "moves towards the other label, and more than with random heads.",
     "product": "Move the query and the keys of five heads at the same time. The answer follows the "
     "product of the two moves more closely than their sum, and than either move alone.",
-    "same-word": "Within its class, a word is most similar to itself more often than by chance.",
+    "same-word": "Within its class, a word is most similar to itself more often than by chance, "
+    "as it is in the inputs of these heads.",
     "symmetric": "Two words that are similar in one direction are similar in the other.",
     "graded": "Within a class, words of similar meaning are more similar.",
     "beyond-inputs": "These heads tell the classes apart better than their inputs do.",
-    "figure 6": "The listed heads attend much more to right labels than to other labels. Our bar: "
-    "twice as much, in {part:.0%} of the heads.",
-    "figure 8": "With one right demonstration fewer, the attention on right labels falls. Our bar: "
-    "by {part:.0%}, beyond the fall that the softmax alone causes.",
-    "figure 10": "The same, in heads that are in two lists at once.",
+    "figure 6": "The heads of the paper's ranking attend much more to right labels than to other "
+    "labels. Our bar: twice as much, in {part:.0%} of the heads.",
+    "figure 8": "With one right demonstration fewer, the attention on right labels falls. It must, "
+    "since weights add up to one. Our bar: by {part:.0%} more than that.",
+    "figure 10": "The same, in heads that rank high on two sets of words.",
 }
 """Statements by id; `part` is the bar of a result of the paper for partial agreement"""
 MEASURES = {

@@ -54,6 +54,7 @@ from twotowers.intervals import Interval, mean, means
 from twotowers.tables import read_csv
 
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
+SMALL_P = 0.05
 SMALLEST_EFFECT_RATIO = 0.05
 
 
@@ -402,6 +403,20 @@ def read(folder: Path, statements: Iterable[str] = (), solved: bool = False) -> 
     texts = rows[["mark", "figure", "reason", "prompt_set", "words"]].astype(object).fillna("")
     rows = rows.assign(**texts)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
+
+
+def corrected(rows: pd.DataFrame) -> str:
+    """Return how many of the claims that hold have a small p-value after Holm's correction.
+
+    Args:
+        rows: Rows of evidence that `read` returned.
+    """
+    holds = rows[rows["verdict"] == HOLDS]
+    n_small = (holds["p_holm"] < SMALL_P).sum()
+    return (
+        f"Of {len(holds)} verdicts that a claim holds in a model, {n_small} have p below "
+        f"{SMALL_P:g} after Holm's correction for all claims on the model."
+    )
 
 
 def holm(p: pd.Series) -> pd.Series:
