@@ -102,16 +102,16 @@ def test_a_widget_becomes_a_note_and_long_cells_and_papermill_s_are_folded(tmp_p
             {"output_type": "display_data", "data": {assemble_pages.WIDGET: {}}, "metadata": {}}
         ],
     }
-    long, short = (
-        {"cell_type": "code", "metadata": {"tags": []}, "source": ["x = 1\n"] * n, "outputs": []}
-        for n in (7, 6)
+    long, judges, short = (
+        {"cell_type": "code", "metadata": {"tags": []}, "source": source, "outputs": []}
+        for source in (["x = 1\n"] * 7, ['chapter.judge_claim("x", {})'], ["x = 1\n"] * 6)
     )
-    book = {"metadata": {"widgets": {}}, "cells": [cell, long, short]}
+    book = {"metadata": {"widgets": {}}, "cells": [cell, long, judges, short]}
     page = assemble_pages.prepare_notebook(book, tmp_path, "04-attention-weights.ipynb")
     note = launch.links(assemble_pages.RUN_LIVE.format("04-attention-weights.ipynb"))
     assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": note}
     folded = ["hide-input" in cell["metadata"]["tags"] for cell in page["cells"]]
-    assert folded == [True, True, False] and not page["metadata"]
+    assert folded == [True, True, True, False] and not page["metadata"]
 
 
 def test_links_of_outputs_lead_to_notebooks_and_on_pages_to_pages(tmp_path):

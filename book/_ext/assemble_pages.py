@@ -37,6 +37,7 @@ RUN_LIVE = (
     "open it <!-- open book/{} -->in JupyterLab (`make lab`).*"
 )
 OPEN_LINES = 6  # maximum number of lines of a cell that a page shows unfolded
+JUDGES = ("chapter.judge_claim(", "chapter.compare_with_paper(")  # in cells that are folded
 EXPERIMENTS = "experiments/towerlab_experiments"
 NEXT = "**Next:**"  # before the links at the end of a chapter
 COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
@@ -115,7 +116,7 @@ def chart_name(outputs: list[dict], at: int) -> str:
 def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
     """Return a notebook with charts as data, and with a note in place of each widget.
 
-    The cell of papermill and every longer cell are folded.
+    The cell of papermill, cells that judge, and every longer cell are folded.
 
     Args:
         notebook: Executed notebook.
@@ -127,8 +128,9 @@ def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
         folds = {"hide-input", "hide-cell", "remove-input", "remove-cell"}.intersection(tags)
-        is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
-        if not folds and (is_long or "injected-parameters" in tags):
+        is_long = len(lines) > OPEN_LINES or any(line.startswith(JUDGES) for line in lines)
+        is_folded = is_long or "injected-parameters" in tags
+        if cell["cell_type"] == "code" and is_folded and not folds:
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):
