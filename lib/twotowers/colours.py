@@ -34,7 +34,8 @@ CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the pag
 COLOURS = {
     "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
     "by attention": BLUE, "other heads": GREY, "random heads": GREY, "right label": RED,
-    "own label": RED, "other label": ROSE, "attention": VIOLET, "FFN": SAND,
+    "own label": RED, "other label": ROSE, "opposite label": ROSE, "attention": VIOLET,
+    "FFN": SAND,
     "own class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "first class of the pair": VIOLET, "second class": TAN, "mostly far": SAND, "even": TAN,
     "mostly near": BROWN, "both lists": VIOLET, "one list": TAN,
