@@ -267,13 +267,19 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
             lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row, shared)}</td></tr>"
             name = "<td></td>"  # the second line of a model
     head, axis = _zone_names(scale, zones), _axis(scale)
-    measure = escape(statement.measure.partition(";")[0] + _unit(statement))
+    measure = escape(_first_part(statement.measure) + _unit(statement))
     reason = f"<br>{escape(shared[:1].upper() + shared[1:])}." if shared else ""
     return (
         f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
         f"<tbody>{lines}</tbody><tfoot><tr><td></td><td>{axis}</td><td></td></tr></tfoot></table>"
         f'<p class="strip-key">{measure}{reason}<br>{_key(drawn, statement)}{_sizes(drawn)}</p>'
     )
+
+
+def _first_part(measure: str) -> str:
+    """Return a measure up to its first semicolon that is not in parentheses."""
+    first = re.match(r"([^;(]|\([^)]*\))*", measure)
+    return first[0] if first else ""
 
 
 def _sizes(rows: Sequence[Row]) -> str:
