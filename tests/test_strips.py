@@ -101,11 +101,25 @@ def test_a_dot_is_in_the_zone_of_its_verdict():
     agrees, part, _ = place(html, "zone")[:3]
     dots = place(html, "dot")
     verdicts = re.findall(r"<td><b>([\w ]+)</b>", html)
+    names = re.findall(">([a-z ]+)</text>", html)
+    assert names == ["agrees", "in part", "does not agree"]
     assert dots == sorted(dots, reverse=True) and len(dots) == len(values)
     expected = [
         "agrees" if x >= agrees else "in part" if x >= part else "does not agree" for x in dots
     ]
     assert verdicts == expected
+
+
+def test_a_narrow_zone_has_its_name_models_their_order_and_a_measure_its_parentheses():
+    rule = {"agrees": 0.99, "measure": "of changes (a; b), share; more"}
+    narrow = RESULT.model_copy(update=rule)
+    rows = [replace(row, model=m) for row, m in zip(judged(1, 0.8, 0.0), "zba", strict=True)]
+    rows += [replace(rows[0], model="tinyllama-1.1b"), replace(rows[0], model="mini-gpt2")]
+    html = strips.strip(narrow, rows)
+    assert ">agrees</text>" in html and ">in part</text>" in html
+    assert 'class="strip-key">of changes (a; b), share<br>' in html
+    names = re.findall('scope="row">([^<]+)<', html)
+    assert names == ["mini-gpt2", "TinyLlama-1.1B (2-bit)", "z", "b", "a"]
 
 
 def test_remarks_say_what_a_verdict_hides():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 from twotowers import claims, evidence, pages
 from twotowers.paths import included_models
-from twotowers.tables import shown_name
+from twotowers.tables import ordered_models, shown_name
 
 MARK = re.compile(r'<div id="verdict-map"></div>')
 SIGNS = {
@@ -102,7 +102,7 @@ def drawn(build: Path) -> str:
         build: Folder of built files.
     """
     judged, solved = tests(build), tests(build, solved=True)
-    models = list(dict.fromkeys(judged["model"]))
+    models = ordered_models(judged["model"])
     asked = solved[~solved["verdict"].isin(claims.WITHOUT_VERDICT)]
     signs = "; ".join(
         f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()

@@ -32,7 +32,7 @@ from twotowers.claims import (
     UNDECIDED,
 )
 from twotowers.errors import TwoTowersError
-from twotowers.tables import shown_name
+from twotowers.tables import ordered_models, shown_name
 
 SECOND = ", on counterbalanced prompts"
 MARK = re.compile(r"<!-- verdicts (.+?) -->")
@@ -122,7 +122,7 @@ def table(mark: str, rows: pd.DataFrame) -> str:
     """
     lines = [_title_and_name(part) for part in mark.split(";")]
     judged = rows[rows["claim"].isin([name for _, name in lines])]
-    models = list(dict.fromkeys(judged["model"]))
+    models = ordered_models(judged["model"])
     cells = {(row.claim, row.model, row.prompt_set): row for row in judged.itertuples()}
     prompt_sets = {(claim, prompt_set): None for claim, _, prompt_set in cells}
     text = [

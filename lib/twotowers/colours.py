@@ -51,5 +51,5 @@ VERDICT_COLOURS = {
     claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",
 }  # fmt: skip
 """Colours of verdicts; the others have the colour of ink"""
-MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#a8328f", "#5f6b78", "#2e7d32"]
+MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#5f6b78", "#a8328f", "#2e7d32"]
 """Colours of models in the order of data/models/names.csv; the last one is of the user's model"""

@@ -21,7 +21,7 @@ from pandas.io.formats.style import Styler
 from twotowers.claims import HOLDS_TOO_FEW, UNDECIDED, PaperResult, Statement
 from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
-from twotowers.tables import shown_name
+from twotowers.tables import ordered_models, shown_name
 
 COMMON_SCRIPTS = {"latin", "greek", "cyrillic", "micro", "feminine", "masculine"}
 """First words of the Unicode names of letters that all fonts have"""
@@ -99,7 +99,7 @@ def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Ma
         rows: Rows of evidence.
         statements: Claims or results of the paper by id, in the order of the lines.
     """
-    models = list(dict.fromkeys(rows["model"]))
+    models = ordered_models(rows["model"])
     cells = {}
     for row in rows.itertuples():
         cells[row.claim, row.model] = _cell(row)

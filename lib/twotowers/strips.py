@@ -26,10 +26,11 @@ from twotowers.claims import Claim, PaperResult, Statement
 from twotowers.colours import GREY, INK, VERDICT_COLOURS
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
 from twotowers.pages import judged_numbers, page_of, verdict_class
-from twotowers.tables import shown_name
+from twotowers.tables import ordered_models, shown_name
 
 HEIGHT = 26  # of a line (pixels)
 DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
+LETTER = 1.6  # width of a letter above a strip (percent of the width on a phone)
 MARGIN = 0.05  # on both sides of the axis, as a share of its range
 STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
 FIXED = ("effect", "control", "control_low", "control_high")
@@ -258,7 +259,7 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
     shared, lines = _shared_reason(rows), ""
     is_same = len({(row.verdict, row.effect, row.words) for row in rows}) == 1 < len(rows)
-    for model in dict.fromkeys(row.model for row in (rows[:1] if is_same else rows)):
+    for model in ordered_models(row.model for row in (rows[:1] if is_same else rows)):
         name = "every model" if is_same else escape(shown_name(model))
         name = f'<th scope="row">{name}</th>'
         own = [row for row in rows if row.model == model]
@@ -299,6 +300,11 @@ def _published(statement: Statement) -> float:
     if not isinstance(statement, PaperResult) or statement.published_value is None:
         return math.nan
     return statement.published_value
+
+
+def _first_part(measure: str) -> str:
+    """Return the part of a measure up to the first semicolon outside parentheses."""
+    return re.match(r"(\([^)]*\)|[^;(])*", measure)[0]
 
 
 def _unit(statement: Statement) -> str:
@@ -450,7 +456,7 @@ def _shared_reason(rows: Sequence[Row]) -> str:
 def _verdict(row: Row, shared: str) -> str:
     """Return a verdict in words, with the remark that a reader needs and the number of prompts."""
     remark = "; ".join(remark for remark in _remarks(row) if remark != shared)
-    size = f" <small>n&nbsp;=&nbsp;{int(row.prompts):,}</small>" if row.prompts else ""
+    size = f", <small>n&nbsp;=&nbsp;{int(row.prompts):,}</small>" if row.prompts else ""
     return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "") + size
 
 
@@ -484,13 +490,15 @@ def _item(row: Row, statement: Statement) -> str:
 
 
 def _zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
-    """Return the names of the zones above a strip; one without room has none."""
-    texts = ""
-    for zone in zones:
+    """Return the names of the zones above a strip; one that would cover another is left out."""
+    texts, right = "", 100.0  # right: where the name to the right of it begins
+    for zone in zones:  # from the right to the left
         low, high = (float(scale.place(end)[:-1]) for end in (zone.low, zone.high))
-        if high - low >= 1.6 * len(zone.verdict):
-            middle = (low + high) / 2
+        half = LETTER * len(zone.verdict) / 2
+        middle = min((low + high) / 2, right - half)
+        if middle >= half and middle + half > low:
             texts += _text(f"{middle:.1f}%", zone.verdict, verdict_class(zone.verdict))
+            right = middle - half
     return _line_of_text(16, texts)
 
 
@@ -537,4 +545,4 @@ def _key(rows: Sequence[Row], statement: Statement) -> str:
         parts.append(f"| mean of random {'forms' if are_forms else 'sets of heads'}")
     if has_band:
         parts.append("▬ " + ("its 95% interval" if has_interval else "90% of them"))
-    return " &nbsp; ".join(parts)
+    return " &nbsp; ".join(f"<span>{part}</span>" for part in parts)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -167,6 +167,20 @@ def shown_names() -> dict[str, str]:
     """Return the names of models with their sizes, as pages show them, by name."""
     table = read_csv(data_folder() / "models" / "names.csv")
     return dict(table[["name", "shown"]].values)
+
+
+def ordered_models(models: Iterable[str]) -> list[str]:
+    """Return different models in the order of all pages; other models are last.
+
+        >>> ordered_models(["mymodel", "smollm2-135m", "mini-gpt2", "mymodel"])
+        ['mini-gpt2', 'smollm2-135m', 'mymodel']
+
+    Args:
+        models: Names of models.
+    """
+    different = dict.fromkeys(models)
+    known = [name for name in shown_names() if name in different]
+    return [*known, *(name for name in different if name not in known)]
 
 
 def shown_name(text: str) -> str:
