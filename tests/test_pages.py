@@ -77,6 +77,10 @@ LOOK = r"""() => {
         Math.abs(left - places[0][0]) > 1 || Math.abs(right - places[0][1]) > 1))
       faults.push(`axis and lines of a strip differ in width: ${strip.textContent.slice(0, 60)}`);
   }
+  for (const table of document.querySelectorAll('.bd-article table:not(.strip)')) {
+    if (window.innerWidth > 600 && table.offsetHeight > 900)
+      faults.push(`a table is ${table.offsetHeight} high: ${table.textContent.slice(0, 60)}`);
+  }
   const width = Math.max(document.documentElement.scrollWidth, document.body.scrollWidth);
   if (width > window.innerWidth)
     faults.push(`the page is ${width} wide in a window of ${window.innerWidth}`);
@@ -229,9 +233,10 @@ def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(hom
 
 
 @needs_book
-def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
+def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback_or_nan():
     pages = {page.resolve(): Page(page.read_text("utf8")) for page in HTML.glob(PAGES)}
-    wrong = [page.name for page in pages if 'class="output traceback' in page.read_text("utf8")]
+    faults = re.compile(r'class="output traceback|\[nan')
+    wrong = [page.name for page in pages if faults.search(page.read_text("utf8"))]
     for page, parts in pages.items():
         for link in parts.values("href", "src"):
             address, fragment = urldefrag(link)

@@ -1,15 +1,22 @@
 // What scrolls inside the page must be reachable from the keyboard.
 (() => {
-  const boxes = ".bd-article pre, .bd-article table, .bd-article div.math, .bd-article .output, .tag_scroll-output .cell_output";
+  const boxes = ".bd-article pre, .bd-article table, .bd-article div.math, .bd-article .output";
+  const TALL = 900;  // pixels
 
   function reach() {
     for (const box of document.querySelectorAll(boxes)) {
-      const isLong = box.matches(".cell_output") && box.scrollHeight > box.clientHeight;
+      if (box.matches("table:not(.long, .strip)") && box.offsetHeight > TALL) lengthen(box);
+      const isLong = box.matches(".long") && box.scrollHeight > box.clientHeight;
       const scrolls = (isLong || box.scrollWidth > box.clientWidth) && /auto|scroll/.test(getComputedStyle(box).overflow);
       if (scrolls) box.tabIndex = 0;
       else if (box.tabIndex === 0) box.removeAttribute("tabindex");
       fade(box);
     }
+  }
+  // A long table scrolls below its titles, and says how long it is.
+  function lengthen(table) {
+    table.classList.add("long");
+    table.before(Object.assign(document.createElement("p"), { className: "row-count", textContent: `${table.tBodies[0].rows.length} rows` }));
   }
   // What goes on to the right fades there.
   function fade(box) {
@@ -35,10 +42,11 @@
     table.before(label);
     show();
   }
-  // On a phone such a table is a list: each cell has the title of its column (book.css).
+  // On a phone such a table is a list, and one with the class on paper, too: each cell has the title of its column (book.css).
   function name(table) {
     const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
-    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.title = titles[i]; });
+    for (const { cells } of table.tBodies[0].rows)  // a cell of many rows stands in the first of them
+      [...cells].forEach((cell, i) => { cell.dataset.title = titles.at(i - cells.length); });
     table.classList.add("stacks");
   }
   // The search of Sphinx fails where it has no text to show, as beside an entry of the index. It searches once the page is
@@ -52,6 +60,7 @@
   if (typeof Search !== "undefined") mend();
   else document.addEventListener("DOMContentLoaded", () => typeof Search !== "undefined" && mend());
   addEventListener("resize", reach);
+  addEventListener("toggle", reach, true);  // of a folded part
   addEventListener("load", () => {
     document.querySelectorAll("table.one-model").forEach(choose);
     document.querySelectorAll(".bd-article :is(table.stacks, table.table:has(.verdict))").forEach(name);
@@ -89,7 +98,6 @@
       fold.className = "numbers";
       table.before(fold);
       fold.append(Object.assign(document.createElement("summary"), { textContent: "Show the numbers" }), table);
-      fold.addEventListener("toggle", reach);
     }
   }
   document.addEventListener("DOMContentLoaded", foldTables);
