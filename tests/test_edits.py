@@ -50,7 +50,8 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
     }
     edits = [UNCHANGED, steer(HEADS, query, keys, positions(base))]
     for heads in (HEADS[1:], HEADS, [(1, 1)], []):
-        edits += [interchange(heads, what, theirs, positions(base)) for what in PARTS]
+        edits += [interchange(heads, [what] * 2, theirs, positions(base)) for what in PARTS]
+        edits.append(interchange(heads, ["keys", "values"], theirs, positions(base)))
         edits += [
             zero_ablate(heads),
             set_attention(heads, weights),
@@ -72,7 +73,8 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
 ):
     include = {"streams", "weights"}
     with edited(
-        model, interchange([(0, 1)], "values", LastPosition(model, source).plain, positions(base))
+        model,
+        interchange([(0, 1)], ["values"] * 2, LastPosition(model, source).plain, positions(base)),
     ):
         result, logits = capture(model, base, include), capture(model, base).logits
     plain = capture(model, base, include)

@@ -246,7 +246,7 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
 
 def test_exchanges(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
-    pairs = pairs_of(encoded, tiny_blocks.tokenizer())[::3]  # of each kind two batches
+    pairs = pairs_of(encoded, tiny_blocks.tokenizer())[::4]  # of all kinds
     sets = {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
     data = interchanges(model, pairs, sets)
     of_block = {e.ids: run for e, run in zip(encoded, runs, strict=True)}

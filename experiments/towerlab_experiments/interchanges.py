@@ -20,20 +20,13 @@ is the other label:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
 import xarray as xr
-from towerlab.measure.observations import (
-    Tensors,
-    answer_variables,
-    captured_answers,
-    observations,
-    read_batches,
-)
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import EVALUATION, Pipeline
-from towerlab.measure.recipe import Recipe, joined
+from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, draw_random_sets, present
 from towerlab.model.edits import interchange
 from towerlab.model.last_position import LastPosition
@@ -74,11 +67,11 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
         tokenizer: Tokenizer of the model.
 
     Returns:
-        The pairs, kind by kind.
+        The pairs, prompt by prompt.
     """
     pairs = []
     donors = donors_of(encoded)
-    for e in encoded:
+    for i, e in enumerate(encoded):
         prompt = e.prompt
         texts = {d.text for d in prompt.demonstrations}
         others = [
@@ -93,8 +86,8 @@ def pairs_of(encoded: Prompts, tokenizer) -> list[Pair]:
             asked = with_query(prompt, other.query, other.query_class)
             (source,) = encode_all([asked], tokenizer)
             pairs.append(Pair("query", e, source))
-    for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
-        pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
+        for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
+            pairs.append(Pair(kind, e, encoded[donors[donor][i]]))
     return [pair for pair in pairs if pair.base.places == pair.source.places]
 
 
@@ -104,12 +97,13 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Data
 
     The part is the last position's query, or the keys or values at label positions, as the pair's
     kind says. The true label is always that of the base, so an answer towards the source has a
-    lower `logit_difference`. Cost: a run of each base and source, and one run of the last position
-    for each set. Memory: keys and values of both, for 1,024 tokens.
+    lower `logit_difference`. Cost: a run of each prompt, which may be in several pairs, and for
+    each pair one run of the last position for each set. Memory: keys and values of both prompts of
+    each pair, for 2,048 tokens.
 
     Args:
         model: Any model.
-        pairs: Pairs, kind by kind.
+        pairs: Pairs. Those that share prompts follow one another.
         sets: Name -> heads.
 
     Returns:
@@ -118,27 +112,30 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Data
         intervention (nats). Coordinates of a prompt are those of the base, with `pair_kind`.
     """
 
-    def of_kind(kind: str, pairs: list[Pair]) -> xr.Dataset:
-        def run(index: list[int], batch: Prompts) -> Tensors:
-            base = LastPosition(model, batch)
-            source = LastPosition(model, [pairs[i].source for i in index])
-            positions = base.capture.label_positions
-            edits = [interchange(heads, kind, source.plain, positions) for heads in sets.values()]
-            arrays = answer_variables(batch, *base.answers(edits))
-            of_base = answer_variables(batch, *base.plain_answer())
-            of_source = captured_answers(source.capture)
-            arrays["base_logit_difference"] = of_base["logit_difference"]
+    def run(index: list[int], bases: Prompts) -> Tensors:
+        sources = [pairs[i].source for i in index]
+        prompts = {e.prompt: e for e in (*bases, *sources)}
+        every_prompt = LastPosition(model, list(prompts.values()))
+        rows = {prompt: row for row, prompt in enumerate(prompts)}
+        base_rows, source_rows = ([rows[e.prompt] for e in some] for some in (bases, sources))
+        base = every_prompt.of_prompts(base_rows)
+        source = every_prompt.of_prompts(source_rows)
+        kinds = [pairs[i].kind for i in index]
+        positions = torch.tensor([e.label_positions for e in bases])
+        edits = [interchange(heads, kinds, source.plain, positions) for heads in sets.values()]
+        plain = answer_variables(every_prompt.batch, *every_prompt.plain_answer())
+        differences = plain["logit_difference"]
+        return {
+            **answer_variables(bases, *base.answers(edits)),
+            "base_logit_difference": differences[base_rows],
             # The source's true label is the other label of the base.
-            arrays["source_logit_difference"] = -of_source["logit_difference"]
-            return arrays
+            "source_logit_difference": -differences[source_rows],
+        }
 
-        bases = [pair.base for pair in pairs]
-        arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
-        kinds = "prompt", [kind] * len(pairs)
-        return observations("interchanges", bases, arrays, head_set=list(sets), pair_kind=kinds)
-
-    groups = groupby(pairs, lambda pair: pair.kind)
-    return joined([of_kind(kind, list(group)) for kind, group in groups])
+    bases = [pair.base for pair in pairs]
+    arrays = read_batches("interchanges", bases, 2048, run)
+    kinds = "prompt", [pair.kind for pair in pairs]
+    return observations("interchanges", bases, arrays, head_set=list(sets), pair_kind=kinds)
 
 
 def pairs_of_one_length(pipeline: Pipeline) -> list[Pair]:
@@ -176,7 +173,8 @@ def recipe_interchanges(pipeline: Pipeline) -> Recipe:
     pairs = pairs_of_one_length(pipeline)
     sets = present(pipeline.head_sets, BY_ATTENTION)
     random = draw_random_sets(pipeline, sets, AT_LAST)
-    return Recipe(interchanges, pairs, (), sets, random)
+    part = 3 * pipeline.part_size("interchanges")  # pairs of its prompts
+    return Recipe(interchanges, pairs, (), sets, random, part=part)
 
 
 def recipe_interchanges_without_preference(pipeline: Pipeline) -> Recipe:

@@ -172,7 +172,8 @@ def similar_flips(model: Model, encoded: Prompts, sets: HeadSets) -> xr.Dataset:
             attention = state.attention._replace(query=mean)
             common[layer] = state._replace(attention=attention)
         positions = last.capture.label_positions
-        edits = [interchange(heads, "query", common, positions) for heads in sets.values()]
+        kinds = ["query"] * len(last.batch)
+        edits = [interchange(heads, kinds, common, positions) for heads in sets.values()]
         changed = answer_variables(last.batch, *last.answers(edits))
         plain = answer_variables(last.batch, *last.plain_answer())
 

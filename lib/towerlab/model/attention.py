@@ -66,8 +66,8 @@ class Attention(NamedTuple):
         mask = self.mask[:, :, -1:]
         return self._replace(query=query, mask=mask)
 
-    def of_prompts(self, prompts: slice) -> Attention:
-        """Return the attention of some prompts, as a view.
+    def of_prompts(self, prompts: slice | Sequence[int]) -> Attention:
+        """Return the attention of some prompts, as a view if they are a slice.
 
         Args:
             prompts: Prompts of the batch.

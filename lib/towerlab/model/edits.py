@@ -73,8 +73,8 @@ class LayerState(NamedTuple):
         z = self.z[:, :, -1:]
         return LayerState(x, self.attention.last(), z)
 
-    def of_prompts(self, prompts: slice) -> LayerState:
-        """Return some prompts, as a view.
+    def of_prompts(self, prompts: slice | Sequence[int]) -> LayerState:
+        """Return some prompts, as a view if they are a slice.
 
         Args:
             prompts: Prompts of the batch.
@@ -317,7 +317,7 @@ def set_attention(
 
 def interchange(
     heads: Heads,
-    kind: str,
+    kinds: Sequence[str],
     source: Mapping[int, LayerState],
     label_positions: Int[Tensor, "batch label"],
 ) -> Edit:
@@ -329,7 +329,7 @@ def interchange(
 
     Args:
         heads: Heads to change.
-        kind: One of PARTS.
+        kinds: Part that is taken for each prompt, of PARTS.
         source: Layer -> state of the other forward pass. Its prompts are in the order of the edited
             batch, with their labels at the same positions.
         label_positions: Label positions (batch, label).
@@ -337,19 +337,25 @@ def interchange(
     Returns:
         The edit.
     """
-    part = PARTS[kind]
+    is_of_kind = {}
+    for kind in PARTS:
+        of_prompts = torch.tensor([own_kind == kind for own_kind in kinds])
+        is_of_kind[kind] = of_prompts[:, None, None, None]
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         attention = state.attention.select_heads(in_layer)
         other = source[layer].attention.select_heads(in_layer)
-        taken = getattr(other, part)
-        if kind != "query":
+        n_positions = attention.key.shape[2]
+        numbers = torch.arange(n_positions)
+        is_label = (numbers == label_positions.cpu()[..., None]).any(1)
+        parts = {}
+        for kind, part in PARTS.items():
+            is_taken = is_of_kind[kind]
+            if kind != "query":
+                is_taken = is_taken & is_label[:, None, :, None]
             current = getattr(attention, part)
-            index = _index(taken, label_positions)
-            at_labels = taken.gather(2, index)
-            taken = current.scatter(2, index, at_labels)
-        changed = attention._replace(**{part: taken})
-        return changed.z()
+            parts[part] = torch.where(is_taken.to(current.device), getattr(other, part), current)
+        return attention._replace(**parts).z()
 
     return Edit(heads, compute_z)
 

@@ -25,6 +25,7 @@ values of the plain run with each row's own, computes z, and applies every edit 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -84,6 +85,25 @@ class LastPosition:
         reading = reading_attention(model, layers, keep)
         with block_calls(model, layers) as calls, reading:
             self.capture = capture(model, self.batch, include)
+
+    def of_prompts(self, numbers: Sequence[int]) -> LastPosition:
+        """Return some prompts without another run, in any order and also several times.
+
+        Args:
+            numbers: Numbers of the prompts.
+
+        Returns:
+            The prompts. Their `capture` is that of the whole batch.
+        """
+
+        def of_some(x: Tensor) -> Tensor:
+            return x if len(x) == 1 else x[numbers]
+
+        some = copy.copy(self)
+        some.batch = [self.batch[i] for i in numbers]
+        some.plain = {layer: state.of_prompts(numbers) for layer, state in self.plain.items()}
+        some._arguments = recursively_apply(of_some, self._arguments)
+        return some
 
     def plain_answer(self) -> TopAndLogProbs:
         """Compute the answer without any edit, as a row, so that rounding is equal.
