@@ -11,6 +11,8 @@ Random heads are of other key-value groups, because heads of a group share their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
 
 import numpy as np
 import xarray as xr
@@ -54,9 +56,11 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
         return [[head] for head in nearest[:n_sets]]
     rng = np.random.default_rng([0, SEEDS["random sets"]])
     numbers = [np.flatnonzero(in_layer) for in_layer in free]
+    # Neighbouring layers with equally many free heads are permuted in one call, with equal draws.
+    runs = [np.stack([*run]) for _, run in groupby(numbers, len)]
     sets: dict[tuple[Head, ...], list[Head]] = {}
     for _ in range(DRAWS):
-        pools = [rng.permutation(in_layer).tolist() for in_layer in numbers]
+        pools = [pool for run in runs for pool in rng.permuted(run, axis=1).tolist()]
         random_set = _take(pools, heads)
         key = tuple(sorted(random_set))
         sets.setdefault(key, random_set)
@@ -88,14 +92,19 @@ def _take(pools: Sequence[list[int]], heads: Heads) -> list[Head]:
 
 def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
     """Take a head out of the nearest pool that is not empty, of two the one above."""
+    nearest = next(other for other in _by_distance(layer, len(pools)) if pools[other])
+    number = pools[nearest].pop()
+    return Head(nearest, number)
+
+
+@cache
+def _by_distance(layer: int, n_layers: int) -> list[int]:
+    """Return all layers, the nearest first, of two the one above."""
 
     def distance(other: int) -> tuple[int, int]:
         return abs(other - layer), -other
 
-    not_empty = [i for i, pool in enumerate(pools) if pool]
-    nearest = min(not_empty, key=distance)
-    number = pools[nearest].pop()
-    return Head(nearest, number)
+    return sorted(range(n_layers), key=distance)
 
 
 def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
