@@ -11,8 +11,10 @@ Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -29,6 +31,8 @@ from towerlab.prompts.prompt import Prompts
 KINDS = ["attention", "FFN"]
 SUMS = ("attention_true", "attention_other")
 """Variables of `attention_sums`"""
+STATES = ("resid_pre", "z", "ffn", "scale", "words")
+"""Arguments of `increases_along` that one pass gives"""
 
 
 def heads(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -58,27 +62,29 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
         - `block_logit_difference` (prompt, layer, kind). Addition of an attention or FFN block to
           the logit of the true label minus the other label (nats).
     """
-
-    def read(capture: Capture) -> Tensors:
-        attention = label_attention(capture)
-        differences = ov_logit_differences(capture, model)
-        written = attention.to(differences) * differences
-        signs = own_label_sign(capture, differences)[:, None, None]
-        towards_true = written * signs
-        outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
-        rows = logit_difference_rows(capture, model)
-        return {
-            "attention": attention.float(),
-            "ov_logit_difference": differences.mean(-1),
-            "written_logit_difference": written.sum(-1),
-            "attribution": towards_true.sum(-1),
-            "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
-            **captured_answers(capture),
-        }
-
+    read = partial(_values_of_heads, model)
     max_tokens = _tokens_at_once(model)
     arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
     return observations("heads", encoded, arrays, kind=KINDS)
+
+
+def _values_of_heads(model: Model, capture: Capture) -> Tensors:
+    """Return the variables of `heads` for a batch."""
+    attention = label_attention(capture)
+    differences = ov_logit_differences(capture, model)
+    written = attention.to(differences) * differences
+    signs = own_label_sign(capture, differences)[:, None, None]
+    towards_true = written * signs
+    outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
+    rows = logit_difference_rows(capture, model)
+    return {
+        "attention": attention.float(),
+        "ov_logit_difference": differences.mean(-1),
+        "written_logit_difference": written.sum(-1),
+        "attribution": towards_true.sum(-1),
+        "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
+        **captured_answers(capture),
+    }
 
 
 def _tokens_at_once(model: Model) -> int:
@@ -175,18 +181,48 @@ def increases_by_norm(
         Dataset of `increase` (norm, prompt, layer, head), and of `block_increase` (norm, prompt,
         layer, kind) of attention and FFN blocks (v1 figure 2), in nats.
     """
+    read = partial(_states, model)
+    arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
+    return _increases_from(model, encoded, arrays, readings)
+
+
+def heads_and_increases(model: Model, encoded: Prompts) -> xr.Dataset:
+    """Compute `heads` and `increases_by_norm` from the same forward passes.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+
+    Returns:
+        Dataset of the variables of both.
+    """
 
     def read(capture: Capture) -> Tensors:
-        return {
-            "resid_pre": capture.resid_pre.transpose(0, 1),
-            "z": capture.z.transpose(0, 1),
-            "ffn": capture.ffn_output.transpose(0, 1),
-            "scale": model.unembedding.norm.scale(capture.resid_final),
-            "words": capture.true_ids,
-        }
+        return _values_of_heads(model, capture) | _states(model, capture)
 
     max_tokens = _tokens_at_once(model)
-    arrays = read_prompts("increases", model, encoded, (), read, max_tokens)
+    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
+    states = {name: arrays.pop(name) for name in STATES}
+    data = observations("heads", encoded, arrays, kind=KINDS)
+    return data.assign(_increases_from(model, encoded, states, unembed.NORMS))
+
+
+def _states(model: Model, capture: Capture) -> Tensors:
+    """Return STATES of a batch, over (batch, ...)."""
+    states = (
+        capture.resid_pre.transpose(0, 1),
+        capture.z.transpose(0, 1),
+        capture.ffn_output.transpose(0, 1),
+        model.unembedding.norm.scale(capture.resid_final),
+        capture.true_ids,
+    )
+    return dict(zip(STATES, states, strict=True))
+
+
+def _increases_from(
+    model: Model, encoded: Prompts, arrays: Mapping[str, np.ndarray], readings: Sequence[str]
+) -> xr.Dataset:
+    """Return the dataset of `increases_by_norm` from STATES of the prompts."""
     tensors = {}
     for name, array in arrays.items():
         tensor = torch.from_numpy(array).to(model.device)
@@ -201,15 +237,17 @@ def increases_by_norm(
     return observations("paper", encoded, increase, norm=list(readings), kind=KINDS)
 
 
-def recipe_selection(pipeline: Pipeline) -> Recipe:
+def recipe_selection(pipeline: Pipeline) -> Recipe | xr.Dataset:
     """Measure every head on the selection blocks, from which the sets of heads are chosen.
 
     Args:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        Recipe of the measurement, or the measurement if `recipe_increase_by_norm` has made it.
     """
+    if "selection" in pipeline.shared:
+        return pipeline.shared.pop("selection")
     return Recipe(heads, pipeline.design.selection())
 
 
@@ -237,18 +275,22 @@ def recipe_increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def recipe_increase_by_norm(pipeline: Pipeline) -> Recipe:
+def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     """Measure the paper's increase of every head on the selection blocks, with both norm scales.
 
-    The final norm is frozen, or recomputed for each vector.
+    The final norm is frozen, or recomputed for each vector. The same passes give the measurement
+    "selection".
 
     Args:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        The measurement.
     """
-    return Recipe(increases_by_norm, pipeline.design.selection())
+    recipe = Recipe(heads_and_increases, pipeline.design.selection())
+    data = pipeline.run("increase_by_norm", recipe)
+    pipeline.shared["selection"] = data.drop_dims("norm")
+    return data[["increase", "block_increase"]]
 
 
 RECIPES = {
