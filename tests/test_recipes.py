@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import xarray as xr
-from tolerances import TIES
+from tolerances import LOGITS, STORED, TIES
 from towerlab.measure.pipeline import EVALUATION, Design, Pipeline, save
 from towerlab.measure.sets import other_halves
+from towerlab.model.model import Model
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial, patterns
 from towerlab.prompts.word_blocks import spread
@@ -216,6 +217,22 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         choosing = selection.isel(prompt=choose_them)
         sets = head_selection.head_sets(choosing, head_selection.HEADS_PER_SET)
         assert heads == sets["by attribution"]
+
+
+@pytest.mark.parametrize(
+    "first, second", [("increase_by_norm", "selection"), ("paper_balance", "paper_exchanges")]
+)
+def test_the_passes_of_one_measurement_serve_another(first, second, tmp_path, monkeypatch):
+    """The second runs no prompt, and has the numbers that it has without the first."""
+    settings = {"k": 2, "separator": "space", "selection_blocks": 3, "prompts": 2}
+    alone, both = (Pipeline(Settings(**settings, out=str(tmp_path / name))) for name in "ab")
+    expected = alone.measured(second)
+    for name in (*row_of(second).needs, first):
+        both.measured(name)
+    monkeypatch.setattr(Model, "logits", None)
+    found = both.measured(second)
+    assert set(found) == set(expected)
+    xr.testing.assert_allclose(found, expected, rtol=2 * STORED, atol=LOGITS)
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):

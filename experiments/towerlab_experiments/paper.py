@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -42,8 +41,7 @@ from twotowers.heads import Head, Heads, head_names
 from twotowers.names import slug
 from twotowers.settings import SEEDS, SEPARATORS
 
-from towerlab_experiments.answers import read_answers
-from towerlab_experiments.conditions import Changes, attention_in, in_changes
+from towerlab_experiments.conditions import attention_in
 from towerlab_experiments.head_values import SUMS, increases
 from towerlab_experiments.label_reads import read_labels
 
@@ -281,21 +279,6 @@ def n_changed(design: Design) -> int:
     return max(FEW_SENTENCES, n // 4)
 
 
-def changed_answers(model: Model, encoded: Prompts, changes: Changes) -> xr.Dataset:
-    """Compute answers for prompts in each of some changes.
-
-    Args:
-        model: Any model.
-        encoded: Prompts.
-        changes: Name -> function that changes a prompt.
-
-    Returns:
-        Dataset of the answers (change, prompt).
-    """
-    arrays = in_changes(model, encoded, changes, partial(read_answers, model))
-    return observations("paper_balance", encoded, arrays, change=list(changes))
-
-
 def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
     """Measure increases on the paper's sets, ranks and attention in the heads by increase.
 
@@ -318,19 +301,21 @@ def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
     return data.assign(means_of_sets(changed))
 
 
-def recipe_paper_balance(pipeline: Pipeline) -> Recipe:
+def recipe_paper_balance(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers on the paper's sets in both orders, with both label assignments.
 
-    They show whether a model solves the task of these prompts.
+    They show whether a model solves the task of these prompts. The same passes give the attention
+    of `recipe_paper_exchanges`.
 
     Args:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        The measurement.
     """
-    encoded = _prompts_to_change(pipeline.design, WORD_SETS)
-    return Recipe(changed_answers, encoded, (changes_named(COUNTERBALANCED),))
+    data = _attention(pipeline, "paper_balance", WORD_SETS, COUNTERBALANCED)
+    pipeline.shared["paper_exchanges"] = data
+    return data.drop_dims(("layer", "head"))
 
 
 def recipe_paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
@@ -343,7 +328,11 @@ def recipe_paper_exchanges(pipeline: Pipeline) -> xr.Dataset:
         The measurement.
     """
     sets = pipeline.measured("paper")["word_set"].values.tolist()
-    data = _attention(pipeline, "paper_exchanges", sets, COUNTERBALANCED)
+    if "paper_exchanges" in pipeline.shared:
+        every_set = pipeline.shared.pop("paper_exchanges")
+        data = every_set.isel(prompt=every_set["class_pair"].isin(sets).values)
+    else:
+        data = _attention(pipeline, "paper_exchanges", sets, COUNTERBALANCED)
     means = means_of_sets(data)
     return _of_listed_heads(pipeline, data).assign(means)
 
@@ -383,18 +372,12 @@ def recipe_paper_changes(pipeline: Pipeline) -> xr.Dataset:
     return _of_listed_heads(pipeline, data).assign(means)
 
 
-def _prompts_to_change(design: Design, sets: Sequence[str]) -> list[Encoded]:
-    """Return the prompts of some sets that are changed, or those of all sets of sentences."""
-    n = n_changed(design)
-    encoded = encoded_sets(design, sets)
-    return [e for e in encoded if e.prompt.block < n]
-
-
 def _attention(
     pipeline: Pipeline, measurement: str, sets: Sequence[str], changes: Sequence[str]
 ) -> xr.Dataset:
     """Return attention and answers in some changes of the prompts of some sets, for all heads."""
-    encoded = _prompts_to_change(pipeline.design, sets)
+    n = n_changed(pipeline.design)
+    encoded = [e for e in encoded_sets(pipeline.design, sets) if e.prompt.block < n]
     recipe = Recipe(attention_in, encoded, (changes_named(changes),))
     data = pipeline.run(measurement, recipe)
     return data.rename(condition="change")
