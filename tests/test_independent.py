@@ -283,6 +283,9 @@ def test_directions_and_both_towers_moved(pair, float64):
     query, key = (np.mean(x["a"], 0) - np.mean(x["b"], 0) for x in (queries, keys))
     near(directions["query"].values[0], query, **ROTATED)
     near(directions["keys"].values[0], key, **ROTATED)
+    first = class_directions(model, encoded, of[:1])  # the layers above are not run
+    assert first["layer"].values.tolist() == [0]
+    near(first["keys"], directions["keys"].sel(layer=[0]))
     data = tower_grid(model, encoded, {"two": (of, directions)}, (0.0, dose)).isel(head_set=0)
     for i, e in enumerate(encoded):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]

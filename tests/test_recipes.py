@@ -55,7 +55,7 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     monkeypatch.setattr(
         tower_grid,
         "class_directions",
-        lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}),
+        lambda model, encoded, heads: xr.Dataset(attrs={"labels": labels(encoded)}),
     )
     run = Pipeline(Settings(k=1, separator="space", label_pairs=LABELS))
     few = run.design.intervention()

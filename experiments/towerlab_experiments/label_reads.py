@@ -22,16 +22,23 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
+from towerlab.measure.observations import (
+    Tensors,
+    captured_answers,
+    observations,
+    read_batches,
+    read_prompts,
+)
 from towerlab.measure.pipeline import EVALUATION, Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import draw_random_sets, present
 from towerlab.model import query_key, unembed
+from towerlab.model.attention import block_inputs
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
-from towerlab.prompts.prompt import Demonstration, Prompt, Prompts
+from towerlab.prompts.prompt import MAX_TOKENS, Demonstration, Prompt, Prompts
 from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads, head_coordinates
@@ -145,18 +152,19 @@ def _label_ranks(
 
 
 def query_and_keys(
-    model: Model, capture: Capture
+    model: Model, batch: Prompts, layers: Sequence[int]
 ) -> tuple[
     Float[Tensor, "batch layer head d_head"],
     Float[Tensor, "batch demonstration layer kv_head d_head"],
 ]:
     """Return the last position's scaled queries and the keys at label positions.
 
-    Both are before rotation.
+    Both are before rotation. Layers above the highest one are not run.
 
     Args:
         model: Any model.
-        capture: Values of a batch, with "streams".
+        batch: Prompts of one token length, with equal numbers of demonstrations.
+        layers: Layers, in the order of the result.
 
     Returns:
         Queries (batch, layer, head, d_head), and keys (batch, demonstration, layer, kv_head,
@@ -164,9 +172,10 @@ def query_and_keys(
     """
     queries = []
     keys = []
-    positions = capture.label_positions[..., None]
-    for layer in range(model.n_layers):
-        normed = model.normed(layer, "attention", capture.stream_inputs[layer])
+    inputs = block_inputs(model, batch, layers)
+    positions = torch.tensor([e.label_positions for e in batch], device=model.device)[..., None]
+    for layer in layers:
+        normed = model.normed(layer, "attention", inputs[layer])
         last = normed[:, -1]
         of_labels = normed.take_along_dim(positions, 1)
         queries.append(query_key.queries(model, layer, last))
@@ -190,14 +199,15 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Heads) -> xr.Datase
         selected_head, demonstration, component).
     """
     layers, numbers = np.transpose(heads)
-    kv_heads = [model.value_head(head) for _, head in heads]
+    kv_heads = [model.value_head(head) for head in numbers]
+    own = np.arange(len(heads))
 
-    def read(capture: Capture) -> Tensors:
-        queries, keys = query_and_keys(model, capture)
-        of_heads = keys[:, :, layers, kv_heads]
-        return {"query_vector": queries[:, layers, numbers], "key_vector": of_heads.transpose(1, 2)}
+    def run(_, batch: Prompts) -> Tensors:
+        queries, keys = query_and_keys(model, batch, layers.tolist())
+        of_heads = keys[:, :, own, kv_heads]
+        return {"query_vector": queries[:, own, numbers], "key_vector": of_heads.transpose(1, 2)}
 
-    arrays = read_prompts("query_key_vectors", model, encoded, {"streams"}, read)
+    arrays = read_batches("query_key_vectors", encoded, MAX_TOKENS, run)
     return observations("query_key_vectors", encoded, arrays, **head_coordinates(heads))
 
 

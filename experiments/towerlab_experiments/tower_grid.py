@@ -21,18 +21,11 @@ from itertools import product
 import numpy as np
 import torch
 import xarray as xr
-from towerlab.measure.observations import (
-    Tensors,
-    answer_variables,
-    observations,
-    read_batches,
-    read_prompts,
-)
+from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import SELECTION, Design, Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, other_halves, present
 from towerlab.model import query_key
-from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -59,7 +52,7 @@ Splits = list[tuple[list[Encoded], Moved]]
 """Prompts, and the heads that are moved in them"""
 
 
-def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
+def class_directions(model: Model, encoded: Prompts, heads: Heads = ()) -> xr.Dataset:
     """Compute one direction for each class pair, in the queries and keys of every head.
 
     A direction is the mean of the pair's first class minus the mean of its second class. Memory:
@@ -68,6 +61,7 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
     Args:
         model: Any model.
         encoded: Prompts.
+        heads: Heads whose layers are enough; by default all heads.
 
     Returns:
         Dataset of `query` (class_pair, layer, head, d_head), the direction of the last position's
@@ -76,14 +70,15 @@ def class_directions(model: Model, encoded: Prompts) -> xr.Dataset:
         of their text, before rotation. Both are after a norm of queries and keys if the model has
         one.
     """
+    layers = sorted({layer for layer, _ in heads or model.all_heads})
 
-    def read(capture: Capture) -> Tensors:
-        queries, keys = query_and_keys(model, capture)
+    def run(_, batch: Prompts) -> Tensors:
+        queries, keys = query_and_keys(model, batch, layers)
         return {"query": queries, "keys": keys}
 
-    vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
+    vectors = read_batches("class directions", encoded, 1024, run)
     pairs = sorted({e.prompt.dataset for e in encoded})
-    directions = xr.Dataset(coords={"class_pair": pairs})
+    directions = xr.Dataset(coords={"class_pair": pairs, "layer": layers})
     asked = [e.prompt.query_class for e in encoded]
     shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
     for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
@@ -155,7 +150,7 @@ def steering(
     keys = {}
     for layer in {layer for layer, _ in heads}:
         query, key = (
-            torch.from_numpy(of_prompts[name].isel(layer=layer).values).to(model.device, dtype)
+            torch.from_numpy(of_prompts[name].sel(layer=layer).values).to(model.device, dtype)
             for name in ("query", "keys")
         )
         at_labels = key[:, :, None] * signs[:, None, :, None]
@@ -274,7 +269,7 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
         asked = {e.prompt.query_class for e in others}
         if not heads or not prompts or classes != asked:
             return []
-        directions = class_directions(pipeline.model, others)
+        directions = class_directions(pipeline.model, others, heads)
         halves.append((prompts, {OTHER_LABELS: (heads, directions)}))
     return halves
 

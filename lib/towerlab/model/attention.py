@@ -18,8 +18,8 @@ edited, and all changes are undone at the end, also after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -33,6 +33,7 @@ from transformers.masking_utils import sdpa_mask
 
 from towerlab.model.architectures import Architecture
 from towerlab.model.model import Model, softcapped, widen
+from towerlab.prompts.prompt import Prompts
 
 Weights = Float[Tensor, "batch head row position"]
 """Attention of the last positions, one for each row, on every position"""
@@ -277,6 +278,34 @@ def block_calls(model: Model, layers: Iterable[int]) -> Iterator[dict[int, tuple
             hook = block.register_forward_pre_hook(keep, with_kwargs=True)
             stack.enter_context(hook)
         yield calls
+
+
+class _Reached(Exception):
+    """A run has come to the last layer that it is for."""
+
+
+@torch.inference_mode()
+def block_inputs(model: Model, batch: Prompts, layers: Collection[int]) -> dict[int, Tensor]:
+    """Run prompts up to the highest of some layers, and return the inputs of these layers.
+
+    Args:
+        model: Any model.
+        batch: Prompts of one token length.
+        layers: Layers, at least one.
+
+    Returns:
+        Layer -> input of its block at all positions (batch, position, d_model), on the device of
+        the unembedding.
+    """
+
+    def stop(*_) -> None:
+        raise _Reached
+
+    highest = model.layers[max(layers)]
+    calling = block_calls(model, layers)
+    with calling as calls, highest.register_forward_pre_hook(stop), suppress(_Reached):
+        model.logits(batch)
+    return {layer: calls[layer][0].to(model.device) for layer in layers}
 
 
 @contextmanager
