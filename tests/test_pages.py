@@ -269,7 +269,8 @@ def test_every_finding_rests_on_its_verdicts():
         tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict
     ]
     assert not wrong
-    assert all((claim, "mini-gpt2") in rows for claim in table["claim"])
+    of_words = table[~table["page"].isin(["08-sentences", "09-llama"])]  # of pretrained models only
+    assert all((claim, "mini-gpt2") in rows for claim in of_words["claim"])
     for page, sentences in (
         table[table["page"] != "intro"].groupby("page")["sentence"].unique().items()
     ):
