@@ -1,0 +1,62 @@
+"""Heads that are read as words: tables 1 and 3 of the paper, in chapters 2 and 8.
+
+A row of such a table is a vector of a head, with its kind (value, key or query), its text, the top
+words with whether each one counts, and whether the row fits. A kind is read if at least half of its
+rows fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import xarray as xr
+
+Words = Sequence[tuple[str, bool]]
+Row = tuple[str, str, Words, bool]
+"""Kind of vector, text, words with whether each one counts, and whether the row fits"""
+
+
+class Readers(NamedTuple):
+    """Numbers of kinds that the heads of a model read, and the listed head that reads most.
+
+    Attributes:
+        kinds: Number of kinds over (selected_head,).
+        best: Name of the head.
+        words: Number of its rows that fit, by kind, in words.
+    """
+
+    kinds: xr.DataArray
+    best: str
+    words: str
+
+
+def find_readers(
+    tables: Mapping[str, Sequence[Row]], listed: Iterable[str], n_rows: Mapping[str, int]
+) -> Readers:
+    """Return how many kinds of vectors each head reads, and the listed head that reads most.
+
+        >>> fits, fails = ("value", "a : foo", [("foo", True)], True), ("key", "a : foo", [], False)
+        >>> found = find_readers({"3-1": [fits, fails]}, ["3-1"], {"value": 1, "key": 1})
+        >>> found.kinds.item(), found.words
+        (1, 'head 3-1: 1 of 1 value rows, 0 of 1 key rows')
+
+    Args:
+        tables: Rows by the name of the head.
+        listed: Names of the heads among which the best is chosen. Of heads that read as many kinds,
+            it is the one with most rows that fit.
+        n_rows: Number of rows by kind.
+    """
+    n_read = {head: _rows_read(rows, n_rows) for head, rows in tables.items()}
+    n_kinds = {}
+    for head, fitting in n_read.items():
+        n_kinds[head] = sum(fitting[kind] >= n / 2 for kind, n in n_rows.items())
+    best = max(listed, key=lambda head: (n_kinds[head], sum(n_read[head].values())))
+    parts = [f"{n_read[best][kind]} of {n} {kind} rows" for kind, n in n_rows.items()]
+    kinds = xr.DataArray([*n_kinds.values()], {"selected_head": [*n_kinds]})
+    return Readers(kinds, best, f"head {best}: {', '.join(parts)}")
+
+
+def _rows_read(rows: Sequence[Row], n_rows: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of rows that fit, by kind."""
+    return {kind: sum(fits for vector, *_, fits in rows if vector == kind) for kind in n_rows}
