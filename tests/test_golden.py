@@ -93,7 +93,8 @@ def figures():
 
 def numbers_of(html: str) -> pd.DataFrame:
     """A table of a page."""
-    table = ElementTree.fromstring(html[html.index("<table") :].replace("&nbsp;", ""))
+    end = html.index("</table>") + len("</table>")
+    table = ElementTree.fromstring(html[html.index("<table") : end].replace("&nbsp;", ""))
     names = [cell.text for cell in table.iter("th") if "col_heading" in cell.get("class", "")]
     rows = [[cell.text for cell in row.iter("td")] for row in table.iter("tr")]
     table = pd.DataFrame(filter(None, rows), columns=names)

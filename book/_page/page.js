@@ -91,16 +91,6 @@
     opens();
   }
   document.addEventListener("DOMContentLoaded", foldPictures);
-  // Tables of the numbers behind a figure are folded.
-  function foldTables() {
-    for (const table of document.querySelectorAll("table.folded")) {
-      const fold = document.createElement("details");
-      fold.className = "numbers";
-      table.before(fold);
-      fold.append(Object.assign(document.createElement("summary"), { textContent: "Show the numbers" }), table);
-    }
-  }
-  document.addEventListener("DOMContentLoaded", foldTables);
   // One button a page opens and folds its source; without this script every cell has its own.
   function toggle() {
     const folds = [...document.querySelectorAll(".bd-article details.hide.above-input")], title = document.querySelector(".bd-article h1");

@@ -271,7 +271,9 @@ class Chapter(Measurements):
 
     table = staticmethod(intervals.table)
 
-    def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
+    def figure(
+        self, number: str, shown: alt.TopLevelMixin | Styler, caption: str, *, folded: bool = False
+    ) -> None:
         """Show a chart or a table with its number and caption.
 
             >>> table = pages.shown(pd.DataFrame({"head": ["18-6"], "attention": [0.25]}))
@@ -283,13 +285,19 @@ class Chapter(Measurements):
             number: Number in the book, such as "4.1".
             shown: A chart, or a table of `pages.shown`.
             caption: A description of the values and of how they were measured.
+            folded: Whether a table is folded above its caption.
         """
         data = getattr(shown, "data", None)
         if isinstance(data, pd.DataFrame) and data.empty:
             caption += " Nothing to draw: no model has these numbers."
-        table = isinstance(shown, Styler)
-        display(HTML(shown.to_html()) if table else shown.properties(description=caption))
-        text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
+        kind = "Table" if isinstance(shown, Styler) else "Figure"
+        if not isinstance(shown, Styler):
+            display(shown.properties(description=caption))
+        elif folded:
+            display(pages.unfolding("Show the numbers", shown))
+        else:
+            display(HTML(shown.to_html()))
+        text = f"<b>{kind} {number}.</b> {escape(caption)}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def compare_with_paper(

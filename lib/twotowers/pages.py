@@ -170,8 +170,18 @@ def folded(table: pd.DataFrame, summary: str, index: bool = False, **formats: An
         index: Whether the index of the table is shown.
         **formats: Arguments of `Styler.format`.
     """
-    html = shown(table, index, **formats).to_html()
-    display(HTML(f"<details><summary>{escape(summary)}</summary>{html}</details>"))
+    display(unfolding(summary, shown(table, index, **formats)))
+
+
+def unfolding(summary: str, table: Styler) -> HTML:
+    """Return a table below a line of text that unfolds it.
+
+    Args:
+        summary: Text of the line.
+        table: Table of `shown`.
+    """
+    line = f"<summary>{escape(summary)}</summary>"
+    return HTML(f'<details class="numbers">{line}{table.to_html()}</details>')
 
 
 def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> pd.DataFrame:
