@@ -119,8 +119,7 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
     def summary():
         return re.sub("<[^>]*>", "", verdict_map.summary(verdict_map.tests(tmp_path)))
 
-    assert "7 tests: 2 agrees, 1 agrees, not specific, 1 agrees, too few other heads" in summary()
-    assert "2 in part, 1 does not agree. Pretrained models alone, 3 tests: 1 agrees" in summary()
+    assert "7 tests: ✓ 2 ≈ 1 ? 1 ½ 2 ✗ 1Pretrained models alone, 3 tests: ✓ 1" in summary()
     assert "where that was tested: figure 6, table 2. Results that agree fully in" in summary()
     assert "no model, or only as random heads do: figure 9, table 1." in summary()
     judged.loc[judged["claim"] == "figure 6", "stability"] = 0.9
@@ -133,7 +132,7 @@ def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp
     assert 'class="verdict agrees-not-specific" href="#row-figure-9"' in html
     assert html.count("<td><a") == 4 + 8 and "figure 22" not in html
     on_solved = html.split("In the paper's protocol")[0]
-    assert "4 tests: 2 agrees, 2 does not agree." in on_solved and "figure 9" not in on_solved
+    assert "4 tests: ✓ 2 ✗ 2" in re.sub("<[^>]*>", "", on_solved) and "figure 9" not in on_solved
 
 
 def write_chart(folder, chapter, table):

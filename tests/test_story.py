@@ -36,7 +36,7 @@ def test_the_picture_has_a_dot_and_a_diamond_for_each_model(rows, tmp_path):
     assert "not made" in story.product(tmp_path, rows)
     write_chart(tmp_path, "11", points(lambda query, key: query * key))
     html = story.product(tmp_path, rows)
-    assert html.count("<tr>") == 6 and html.count('r="6"') == 4 and html.count("M0 -6") == 1
+    assert html.count("<tr>") == 6 and html.count('r="4"') == 4 and html.count("M0 -5") == 1
 
 
 def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeypatch):

@@ -98,7 +98,10 @@ def script(folder: Path, writers: list[str], steered: list[str]) -> str:
         steered: Heads that are steered.
     """
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
-    classes = {word: cls for cls, words in class_words().items() for word in words}
+    paired = [cls for pair in class_pairs() for cls in pair.split("/")]
+    words = class_words()
+    order = [*paired, *(cls for cls in words if cls not in paired)]
+    classes = {word: cls for cls in order for word in words.get(cls, ())}
     labels = [label for pair in read_label_pairs(("nonsense",)) for label in pair.split("/")]
     data = {"writers": writers, "steered": steered, "classes": classes, "labels": labels}
     data |= {"prompts": prompts(), "files": files}

@@ -109,7 +109,8 @@ def product(build: Path, rows: pd.DataFrame) -> str:
         for name in MIRRORED
     )
     models = " &nbsp; ".join(
-        f'<svg width="10" height="10"><circle cx="5" cy="5" r="5" fill="{colour}"/></svg> {model}'
+        f'<span><svg width="10" height="10"><circle cx="5" cy="5" r="5" fill="{colour}"/></svg> '
+        f"{model}</span>"
         for model, colour in zip(answers.index, model_colours(answers.index), strict=True)
     )
     numbers = opening_page.axis(scale, scale.ticks)
@@ -149,12 +150,13 @@ def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> s
     """Return the answers of all models on one line, and diamonds at the sums of effects."""
     marks = f'<line class="chance" x1="{scale.place(0)}" x2="{scale.place(0)}" y1="0" y2="100%"/>'
     colours = model_colours(answers.index)
-    for name, value, colour in zip(answers.index, answers, colours, strict=True):
+    lines = np.linspace(15, 85, len(answers))  # of models, so that no dot covers another (percent)
+    for name, value, colour, y in zip(answers.index, answers, colours, lines, strict=True):
         if added is not None:
             place = scale.place(added[name])
-            path = f'<path d="M0 -6 6 0 0 6 -6 0Z" fill="none" stroke="{colour}"/>'
-            marks += f'<svg x="{place}" y="50%" overflow="visible">{path}</svg>'
-        marks += f'<circle cx="{scale.place(value)}" cy="50%" r="6" fill="{colour}"/>'
+            path = f'<path d="M0 -5 5 0 0 5 -5 0Z" fill="none" stroke="{colour}"/>'
+            marks += f'<svg x="{place}" y="{y:.0f}%" overflow="visible">{path}</svg>'
+        marks += f'<circle cx="{scale.place(value)}" cy="{y:.0f}%" r="4" fill="{colour}"/>'
     label = "; ".join(f"{name} {scale.text(value)}" for name, value in answers.items())
     return (
         f'<svg class="track" width="100%" height="26" role="img" aria-label="{escape(label)}">'
@@ -197,8 +199,8 @@ def _colour_scale(limit: float) -> str:
     )
     picture = f'<svg width="{8 * len(steps)}" height="12" aria-hidden="true">{cells}</svg>'
     return (
-        f'<p class="strip-key">score minus the mean of its row: −{limit:.2g} or less {picture} '
-        f"+{limit:.2g} or more</p>"
+        f'<p class="strip-key">score minus the mean of its row: <span>−{limit:.2g} or less '
+        f"{picture} +{limit:.2g} or more</span></p>"
     )
 
 

@@ -1,4 +1,4 @@
-"""The picture of every test at the top of *Figure by figure*, with its counts in words.
+"""The picture of every test at the top of *Figure by figure*, with its counts.
 
     MARK.sub(lambda _: drawn(Path("_build")), text)
 
@@ -58,13 +58,24 @@ def _row_link(result: claims.PaperResult) -> str:
 
 
 def counted(asked: pd.DataFrame) -> str:
-    """Return the number of tests with each verdict, in words.
+    """Return the number of tests with each verdict, next to its sign.
 
     Args:
         asked: Rows of evidence of tests.
     """
     n = asked["verdict"].value_counts()
-    return ", ".join(f"{n[verdict]} {verdict}" for verdict in SIGNS if verdict in n)
+    return " ".join(
+        f'<span class="count">{_badge(verdict)} {n[verdict]}</span>'
+        for verdict in SIGNS
+        if verdict in n
+    )
+
+
+def _badge(verdict: str) -> str:
+    """Return the sign of a verdict in its colour."""
+    name = pages.verdict_class(verdict)
+    label = f'role="img" aria-label="{verdict}" title="{verdict}"'
+    return f'<span class="verdict {name}" {label}>{SIGNS[verdict]}</span>'
 
 
 def summary(judged: pd.DataFrame) -> str:
@@ -88,9 +99,9 @@ def summary(judged: pd.DataFrame) -> str:
         for so in (stable, ~specific)
     )
     return (
-        f"{len(asked)} tests: {counted(asked)}. Pretrained models alone, {(~own).sum()} tests: "
-        f"{counted(asked[~own])}. Agree in every model, in at least {STABLE:.0%} of resamples, and "
-        f"not as random heads do where that was tested: {always}. Results that "
+        f"{len(asked)} tests: {counted(asked)}<br>Pretrained models alone, {(~own).sum()} tests: "
+        f"{counted(asked[~own])}<br>Agree in every model, in at least {STABLE:.0%} of resamples, "
+        f"and not as random heads do where that was tested: {always}. Results that "
         f"agree fully in no model, or only as random heads do: {never}."
     )
 
@@ -104,14 +115,12 @@ def drawn(build: Path) -> str:
     judged, solved = tests(build), tests(build, solved=True)
     models = ordered_models(judged["model"])
     asked = solved[~solved["verdict"].isin(claims.WITHOUT_VERDICT)]
-    signs = "; ".join(
-        f'<span class="verdict {pages.verdict_class(v)}">{of}</span> {v}' for v, of in SIGNS.items()
-    )
+    signs = " ".join(f'<span class="count">{_badge(v)} {v}</span>' for v in SIGNS)
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
-        f'<div class="verdict-map" id="verdict-map"><p>{signs}; empty: not run. Marks of the '
+        f'<div class="verdict-map" id="verdict-map"><p>{signs} empty: not run. Marks of the '
         f"answers of a model that fails the task: {marks}.</p>"
-        f"<p><b>On counterbalanced prompts</b>, {len(asked)} tests: {counted(asked)}.</p>"
+        f"<p><b>On counterbalanced prompts</b>, {len(asked)} tests: {counted(asked)}</p>"
         f"<div>{_tables(solved, models)}</div>"
         f"<p><b>In the paper's protocol</b>, {summary(judged)}</p>"
         f"<div>{_tables(judged, models)}</div></div>"

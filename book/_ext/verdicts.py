@@ -111,7 +111,8 @@ def _explained(verdicts: Sequence[str], meanings: Mapping[str, str]) -> str:
 def table(mark: str, rows: pd.DataFrame) -> str:
     """Return the table of a mark, with a line for each statement and a column for each model.
 
-    A result of the paper with a second verdict has a second line.
+    A result of the paper with a second verdict has a second line. If all verdicts are the same in
+    several models, the table is a list of statements below that verdict.
 
     Args:
         mark: Content of the mark.
@@ -134,6 +135,10 @@ def table(mark: str, rows: pd.DataFrame) -> str:
             found = [cells.get((name, model, prompt_set)) for model in models]
             words = escape(title + SECOND * (prompt_set == claims.ON_SOLVED))
             text.append([words, *("–" if row is None else _cell(row) for row in found)])
+    same, n_models = {*judged["verdict"]}, len(models)
+    if len(same) == 1 and len(judged) == n_models * (len(text) - 2) > n_models > 1:
+        items = "".join(f"\n- {line[0]}" for line in text[2:])
+        return f"{_badge(*same)} in each of {n_models} models:\n{items}"
     return "\n".join(f"| {' | '.join(line)} |" for line in text)
 
 

@@ -46,7 +46,8 @@
     function towers(found, name) {
       const { prompt: { rows, query, labelAt }, after, pair, steerable } = found, title = `The towers of head ${name}`;
       if (!steerable) return part(title, small("Give demonstrations of two classes from the word list, such as love and two."));
-      const at = parsed(name), looks = weights(found, name), sides = [...pair].sort();  // the same whichever class is asked
+      const at = parsed(name), looks = weights(found, name), order = new Set(Object.values(data.classes));
+      const sides = [...order].filter((cls) => pair.includes(cls));  // as in the pairs of classes, whichever is asked
       const side = (words) => sides.indexOf(classOf(words, data.classes));
       const vector = model.tower(after, ...at, "query", after.n - 1);
       const steering = steered.includes(name) ? known.direction(...pair, name) : [];

@@ -49,6 +49,7 @@ VERDICT_COLOURS = {
     claims.AGREES_UNSPECIFIC: "#3fa7ba", claims.NOT_SPECIFIC: "#3fa7ba", claims.SMALL: "#7fb2d9",
     claims.IN_PART: "#7fb2d9", claims.PART_UNSPECIFIC: "#8ccad6",
     claims.PART_TOO_FEW: "#a9c9e3", claims.DISAGREES: "#b4500f", claims.FAILS: "#b4500f",
+    claims.ABSENT: "#98a5b3",
 }  # fmt: skip
 """Colours of verdicts; the others have the colour of ink"""
 MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#5f6b78", "#a8328f", "#2e7d32"]
