@@ -85,6 +85,8 @@ def test_the_slider_moves_the_query_and_turns_the_answer(address):
     with browser(address) as page:
         word, slider = page.locator(".playground-plane .word"), page.get_by_label("steer the query")
         start = word.evaluate(at)
+        colours = page.locator(".playground-small", has_text="Keys:").text_content()
+        assert "● sentiment, ● number" in colours  # as in the class pair, and so on *Heads*
         slider.fill("3")
         assert text(page, "says") == "bar" and "steered" in text(page, "sentence")
         assert word.evaluate(at) != start

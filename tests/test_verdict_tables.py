@@ -57,6 +57,16 @@ def test_a_threshold_that_moves_changes_every_page(tmp_path, monkeypatch):
         assert "does not agree" in after[page]
 
 
+def test_a_verdict_of_all_models_is_told_once():
+    row = {"claim": "figure 6", "prompt_set": "", "reason": "", "words": ""}
+    rows = pd.DataFrame([row | {"model": m, "verdict": claims.AGREES} for m in "ab"])
+    more = rows.assign(claim="figure 7", verdict=[claims.AGREES, claims.DISAGREES])
+    both = verdicts.table("figure 6; figure 7", pd.concat([rows, more]))
+    above, table = both.split("\n\n")
+    assert above.endswith(">agrees</span> in all 2 models: figure 6.") and "figure 6" not in table
+    assert table.count("class=") == 2 and "|" not in verdicts.table("figure 6", rows)
+
+
 @pytest.mark.parametrize("stem", SOURCES)
 def test_no_table_of_a_chapter_holds_a_verdict(stem):
     lines = [line for text in SOURCES[stem] for line in text.splitlines() if "|" in line]

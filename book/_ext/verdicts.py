@@ -111,8 +111,8 @@ def _explained(verdicts: Sequence[str], meanings: Mapping[str, str]) -> str:
 def table(mark: str, rows: pd.DataFrame) -> str:
     """Return the table of a mark, with a line for each statement and a column for each model.
 
-    A result of the paper with a second verdict has a second line. If all verdicts are the same in
-    several models, the table is a list of statements below that verdict.
+    A result of the paper with a second verdict has a second line. Lines with the same verdict in
+    all of several models stand above the table, after that verdict.
 
     Args:
         mark: Content of the mark.
@@ -121,25 +121,31 @@ def table(mark: str, rows: pd.DataFrame) -> str:
     Raises:
         TwoTowersError: If the mark names no claim and no result of the paper.
     """
-    lines = [_title_and_name(part) for part in mark.split(";")]
-    judged = rows[rows["claim"].isin([name for _, name in lines])]
+    asked = [_title_and_name(part) for part in mark.split(";")]
+    judged = rows[rows["claim"].isin([name for _, name in asked])]
     models = ordered_models(judged["model"])
     cells = {(row.claim, row.model, row.prompt_set): row for row in judged.itertuples()}
+    same: dict[str, list[str]] = {}  # verdict -> lines with this verdict in all models
     prompt_sets = {(claim, prompt_set): None for claim, _, prompt_set in cells}
     text = [
         ["statement", *(escape(shown_name(model)) for model in models)],
         ["---"] * (len(models) + 1),
     ]
-    for title, name in lines:
+    for title, name in asked:
         for prompt_set in (of for claim, of in prompt_sets if claim == name):
             found = [cells.get((name, model, prompt_set)) for model in models]
             words = escape(title + SECOND * (prompt_set == claims.ON_SOLVED))
-            text.append([words, *("–" if row is None else _cell(row) for row in found)])
-    same, n_models = {*judged["verdict"]}, len(models)
-    if len(same) == 1 and len(judged) == n_models * (len(text) - 2) > n_models > 1:
-        items = "".join(f"\n- {line[0]}" for line in text[2:])
-        return f"{_badge(*same)} in each of {n_models} models:\n{items}"
-    return "\n".join(f"| {' | '.join(line)} |" for line in text)
+            verdicts = {row and row.verdict for row in found}
+            if len(verdicts) == 1 < len(models):
+                same.setdefault(found[0].verdict, []).append(words)
+            else:
+                text.append([words, *("–" if row is None else _cell(row) for row in found)])
+    above = "".join(
+        f"{_badge(verdict)} in all {len(models)} models: {'; '.join(words)}.\n\n"
+        for verdict, words in same.items()
+    )
+    lines = text if len(text) > 2 else []
+    return above + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _title_and_name(part: str) -> tuple[str, str]:
