@@ -81,7 +81,8 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
 
 
 def test_the_slider_moves_the_query_and_turns_the_answer(address):
-    at = "(word) => { const { x, y } = word.getBoundingClientRect(); return [x, y]; }"
+    at = "(word) => { const { x, y } = word.getBoundingClientRect(); return [x, y].join(); }"
+    now = f"({at})(document.querySelector('.playground-plane .word'))"  # the plane is drawn later
     with browser(address) as page:
         word, slider = page.locator(".playground-plane .word"), page.get_by_label("steer the query")
         start = word.evaluate(at)
@@ -89,9 +90,10 @@ def test_the_slider_moves_the_query_and_turns_the_answer(address):
         assert "● sentiment, ● number" in colours  # as in the class pair, and so on *Heads*
         slider.fill("3")
         assert text(page, "says") == "bar" and "steered" in text(page, "sentence")
-        assert word.evaluate(at) != start
+        page.wait_for_function(f"(start) => {now} !== start", arg=start)
         page.get_by_role("button", name="undo").click()
-        assert word.evaluate(at) == start and text(page, "says") == "foo"
+        page.wait_for_function(f"(start) => {now} === start", arg=start)
+        assert text(page, "says") == "foo"
 
 
 BAD = {
