@@ -13,7 +13,7 @@ from conftest import refused, sources
 from twotowers import claims, evidence, paper_results, strips
 from twotowers.paper_results import Result
 
-AGREES = re.compile(">agrees</(?!text)|Agrees in")  # zones of strips have their names in <text>
+AGREES = re.compile(">agrees</(?!text)|Agrees in")  # a <text> is the name of a strip's zone
 WORDS = {*claims.VERDICTS, claims.AGREES, claims.DISAGREES, claims.AGREES_UNSPECIFIC}
 SOURCES = {name: sources(name, "markdown") for name in CHAPTERS}
 MARKS = {
