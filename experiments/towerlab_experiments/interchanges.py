@@ -38,8 +38,8 @@ from twotowers.errors import NotTestable
 from twotowers.head_selection import label_heads_without_preference
 from twotowers.heads import HeadSets
 
-WITHOUT_PREFERENCE = "without preference"
-"""Heads that attend to labels and prefer no class"""
+FIRST, WITHOUT_PREFERENCE = "first by attention", "without preference"
+"""Heads that attend to labels and prefer no class, and as many of the heads by attention"""
 
 
 class Pair(NamedTuple):
@@ -161,23 +161,38 @@ def pairs_of_one_length(pipeline: Pipeline) -> list[Pair]:
     return pairs_of(design.encode(blocks), tokenizer)
 
 
-def recipe_interchanges(pipeline: Pipeline) -> Recipe:
+def _without_preference(pipeline: Pipeline) -> HeadSets:
+    """Return heads that attend to labels and prefer no class, after as many by attention."""
+    (judged,) = present(pipeline.head_sets, BY_ATTENTION).values()
+    selection = pipeline.measured("selection")
+    others = label_heads_without_preference(selection, judged)[: pipeline.settings.top_k]
+    return {FIRST: judged[: len(others)], WITHOUT_PREFERENCE: others} if others else {}
+
+
+def recipe_interchanges(pipeline: Pipeline) -> xr.Dataset:
     """Measure answers with queries, keys or values of heads taken from another prompt.
+
+    The same passes give the measurement of heads without preference.
 
     Args:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        The measurement.
     """
     pairs = pairs_of_one_length(pipeline)
     sets = present(pipeline.head_sets, BY_ATTENTION)
     random = draw_random_sets(pipeline, sets, AT_LAST)
+    further = _without_preference(pipeline)
     part = 3 * pipeline.part_size("interchanges")  # pairs of its prompts
-    return Recipe(interchanges, pairs, (), sets, random, part=part)
+    recipe = Recipe(interchanges, pairs, (), {**sets, **further}, random, part=part)
+    data = pipeline.run("interchanges", recipe)
+    is_further = data["head_set"].isin(list(further)).values
+    pipeline.shared[WITHOUT_PREFERENCE] = data.isel(head_set=is_further)
+    return data.isel(head_set=~is_further)
 
 
-def recipe_interchanges_without_preference(pipeline: Pipeline) -> Recipe:
+def recipe_interchanges_without_preference(pipeline: Pipeline) -> xr.Dataset:
     """Measure the exchanges in heads that attend to labels but prefer no class.
 
     Next to them, the measurement has as many of the heads by attention, on the same pairs.
@@ -186,15 +201,17 @@ def recipe_interchanges_without_preference(pipeline: Pipeline) -> Recipe:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        The measurement.
     """
-    (judged,) = present(pipeline.head_sets, BY_ATTENTION).values()
-    selection = pipeline.measured("selection")
-    others = label_heads_without_preference(selection, judged)[: pipeline.settings.top_k]
-    if not others:
+    sets = _without_preference(pipeline)
+    if not sets:
         raise NotTestable("no head without preference attends half as much to labels")
-    sets = {BY_ATTENTION: judged[: len(others)], WITHOUT_PREFERENCE: others}
-    return Recipe(interchanges, pairs_of_one_length(pipeline), (), sets)
+    if WITHOUT_PREFERENCE not in pipeline.shared:
+        recipe = Recipe(interchanges, pairs_of_one_length(pipeline), (), sets)
+        data = pipeline.run("interchanges_without_preference", recipe)
+        pipeline.shared[WITHOUT_PREFERENCE] = data
+    data = pipeline.shared.pop(WITHOUT_PREFERENCE)
+    return data.assign_coords(head_set=[BY_ATTENTION, WITHOUT_PREFERENCE])
 
 
 RECIPES = {
