@@ -5,7 +5,8 @@
 
   function reach() {
     for (const box of document.querySelectorAll(boxes)) {
-      if (box.matches("table:not(.long, .strip)") && box.offsetHeight > TALL) lengthen(box);
+      const isTall = box.matches("table:not(.long, .strip, .one-model)") && box.offsetHeight > TALL;
+      if (isTall && box.tBodies[0].rows.length > 10) lengthen(box);
       const isLong = box.matches(".long") && box.scrollHeight > box.clientHeight;
       const scrolls = (isLong || box.scrollWidth > box.clientWidth) && /auto|scroll/.test(getComputedStyle(box).overflow);
       if (scrolls) box.tabIndex = 0;
