@@ -175,9 +175,9 @@ def query_and_keys(
     inputs = block_inputs(model, batch, layers)
     positions = torch.tensor([e.label_positions for e in batch], device=model.device)[..., None]
     for layer in layers:
-        normed = model.normed(layer, "attention", inputs[layer])
-        last = normed[:, -1]
-        of_labels = normed.take_along_dim(positions, 1)
+        stream = inputs[layer]
+        last = model.normed(layer, "attention", stream[:, -1])
+        of_labels = model.normed(layer, "attention", stream.take_along_dim(positions, 1))
         queries.append(query_key.queries(model, layer, last))
         keys.append(query_key.keys(model, layer, of_labels))
     return torch.stack(queries, 1), torch.stack(keys, 2)

@@ -403,7 +403,10 @@ class Pipeline:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Values by name that several recipes compute alike, kept in memory."""
+        """Values by name that several recipes need, kept in memory.
+
+        A recipe may leave here what its passes give another one (`recipe_increase_by_norm`).
+        """
         return {}
 
     def path(self, name: str) -> Path:
