@@ -141,7 +141,7 @@ def table(mark: str, rows: pd.DataFrame) -> str:
             else:
                 text.append([words, *("–" if row is None else _cell(row) for row in found)])
     above = "".join(
-        f"{_badge(verdict)} in all {len(models)} models: {'; '.join(words)}.\n\n"
+        f"In all {len(models)} models {_badge(verdict)}: {'; '.join(words)}.\n\n"
         for verdict, words in same.items()
     )
     lines = text if len(text) > 2 else []

@@ -130,11 +130,14 @@
     if (target.open) last = last.then(() => drawAll(target.querySelectorAll("div.chart:not(:has(svg))")));
   }, true);
 
+  // In tooltips the column of heads has the name that axes and texts have.
+  const named = (_, part) => (part?.field === "selected_head" && !("title" in part) ? { ...part, title: "head" } : part);
+
   function drawAll(elements = document.querySelectorAll("div.chart")) {
     const all = [];
     for (const element of elements) {
       if (hidden(element)) continue;
-      const drawn = async () => draw(element, JSON.parse(element.nextElementSibling.textContent));
+      const drawn = async () => draw(element, JSON.parse(element.nextElementSibling.textContent, named));
       all.push(drawn().catch((error) => {  // no vega.js, or a page that may not evaluate: as without JavaScript
         const picture = element.nextElementSibling.nextElementSibling;
         element.innerHTML = picture ? picture.textContent : "";
