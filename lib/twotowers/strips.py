@@ -302,11 +302,6 @@ def _published(statement: Statement) -> float:
     return statement.published_value
 
 
-def _first_part(measure: str) -> str:
-    """Return the part of a measure up to the first semicolon outside parentheses."""
-    return re.match(r"(\([^)]*\)|[^;(])*", measure)[0]
-
-
 def _unit(statement: Statement) -> str:
     """Return the unit of a claim in parentheses, unless the measure ends with it."""
     unit = getattr(statement, "unit", "share")
