@@ -136,7 +136,7 @@ def test_comments_and_docstrings_do_not_count_but_code_does(home):
     change(reads, '"""Output of some heads', '"""Output\n\nof heads')
     change(reads, "    layers, numbers = np.", "    # now\n\n    layers, numbers = np.")
     assert changed(before, home) == set()
-    change(reads, "normed[:, -1]", "normed[:, -2]")
+    change(reads, "stream[:, -1]", "stream[:, -2]")
     assert changed(before, home) >= {"query_key_vectors", "label_reads"}
 
 

@@ -30,8 +30,8 @@ VERDICTS = (
 """Verdicts on claims"""
 AGREES_UNSPECIFIC, PART_UNSPECIFIC = f"{AGREES}, {NOT_SPECIFIC}", f"{IN_PART}, {NOT_SPECIFIC}"
 AGREES_TOO_FEW, PART_TOO_FEW = f"{AGREES}, {TOO_FEW}", f"{IN_PART}, {TOO_FEW}"
-"""Additions to a verdict that agrees, also in part: random heads do as well, or they ran out. The
-second one is added to claims, too."""
+"""Additions to a verdict that agrees, also in part: random heads do as well, or they ran out. A
+claim has the second one as well."""
 WITHOUT_VERDICT = (NOT_JUDGED, NOT_TESTABLE)
 WITHOUT_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
 """Results of the paper (a timing, an identity, arithmetic) that are about no model"""
