@@ -6,7 +6,7 @@
   function reach() {
     for (const box of document.querySelectorAll(boxes)) {
       const isTall = box.matches("table:not(.long, .strip, .one-model)") && box.offsetHeight > TALL;
-      if (isTall && box.tBodies[0].rows.length > 10) lengthen(box);
+      if (isTall) lengthen(box);
       const isLong = box.matches(".long") && box.scrollHeight > box.clientHeight;
       const scrolls = (isLong || box.scrollWidth > box.clientWidth) && /auto|scroll/.test(getComputedStyle(box).overflow);
       if (scrolls) box.tabIndex = 0;
@@ -14,10 +14,11 @@
       fade(box);
     }
   }
-  // A long table scrolls below its titles, and says how long it is.
+  // A tall table scrolls below its titles, and one of many rows says how many.
   function lengthen(table) {
+    const n = table.tBodies[0].rows.length;
     table.classList.add("long");
-    table.before(Object.assign(document.createElement("p"), { className: "row-count", textContent: `${table.tBodies[0].rows.length} rows` }));
+    if (n > 10) table.before(Object.assign(document.createElement("p"), { className: "row-count", textContent: `${n} rows` }));
   }
   // What goes on to the right fades there.
   function fade(box) {
