@@ -128,8 +128,8 @@ def prepare_notebook(notebook: dict, pictures: Path, name: str) -> dict:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
         folds = {"hide-input", "hide-cell", "remove-input", "remove-cell"}.intersection(tags)
-        is_long = len(lines) > OPEN_LINES or any(line.startswith(JUDGES) for line in lines)
-        is_folded = is_long or "injected-parameters" in tags
+        judges = any(line.lstrip().startswith(JUDGES) for line in lines)
+        is_folded = len(lines) > OPEN_LINES or judges or "injected-parameters" in tags
         if cell["cell_type"] == "code" and is_folded and not folds:
             tags.append("hide-input")
         outputs = cell.get("outputs", [])

@@ -205,6 +205,7 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     )
     parts = {
         "Holds": plain_words.claim_strip(rows, "exchange-query")
+        + f"<p>{sentences(rows).get('query-beyond-attention', '')}</p>"
         + f'<p>{evidence.corrected(rows)} (<a href="scorecard.html">scorecard</a>)</p>',
         "Does not hold, or says little": little,
         "New, as far as we know": plain_words.claim_strip(rows, "product"),
