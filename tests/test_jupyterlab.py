@@ -140,14 +140,16 @@ def try_dropdowns(page):
 
 
 def try_playground(page):
-    """Every field and button of the playground changes the answer or the picture."""
+    """Every field and button of the playground changes the answer or the picture. The right label
+    follows the query, so here it is set to the other one."""
     changes = {
         "query": "love",
-        "right label": "bar",
+        "right label": "foo",
         "heads": "3-1",
         "demonstrations": "like : bar\ntwo : foo",
     }
     for name, text in changes.items():
+        page.wait_for_function(READY, timeout=WAIT, polling=POLL)
         before = page.evaluate(SHOWN)
         label = page.locator(".widget-label").get_by_text(name, exact=True)
         field = label.locator("xpath=..").locator("input, textarea")
@@ -156,6 +158,7 @@ def try_playground(page):
         page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
     buttons = page.locator(".widget-button")
     for i in range(buttons.count()):
+        page.wait_for_function(READY, timeout=WAIT, polling=POLL)
         before = page.evaluate(SHOWN)
         buttons.nth(i).click()
         page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
