@@ -77,12 +77,13 @@ def _values_of_heads(model: Model, capture: Capture) -> Tensors:
     towards_true = written * signs
     outputs = torch.stack([capture.attention_output, capture.ffn_output], -1)
     rows = logit_difference_rows(capture, model)
+    of_blocks = torch.einsum("lbdk,bd->blk", outputs.to(rows), rows)
     return {
         "attention": attention.float(),
         "ov_logit_difference": differences.mean(-1),
         "written_logit_difference": written.sum(-1),
         "attribution": towards_true.sum(-1),
-        "block_logit_difference": torch.einsum("lbdk,bd->blk", outputs.to(rows), rows),
+        "block_logit_difference": of_blocks,
         **captured_answers(capture),
     }
 
@@ -198,13 +199,16 @@ def heads_and_increases(model: Model, encoded: Prompts) -> xr.Dataset:
     """
 
     def read(capture: Capture) -> Tensors:
-        return _values_of_heads(model, capture) | _states(model, capture)
+        values = _values_of_heads(model, capture)
+        states = _states(model, capture)
+        return values | states
 
     max_tokens = _tokens_at_once(model)
     arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
     states = {name: arrays.pop(name) for name in STATES}
     data = observations("heads", encoded, arrays, kind=KINDS)
-    return data.assign(_increases_from(model, encoded, states, unembed.NORMS))
+    increases_of_heads = _increases_from(model, encoded, states, unembed.NORMS)
+    return data.assign(increases_of_heads)
 
 
 def _states(model: Model, capture: Capture) -> Tensors:

@@ -165,8 +165,12 @@ def _without_preference(pipeline: Pipeline) -> HeadSets:
     """Return heads that attend to labels and prefer no class, after as many by attention."""
     (judged,) = present(pipeline.head_sets, BY_ATTENTION).values()
     selection = pipeline.measured("selection")
-    others = label_heads_without_preference(selection, judged)[: pipeline.settings.top_k]
-    return {FIRST: judged[: len(others)], WITHOUT_PREFERENCE: others} if others else {}
+    found = label_heads_without_preference(selection, judged)
+    others = found[: pipeline.settings.top_k]
+    if not others:
+        return {}
+    first = judged[: len(others)]
+    return {FIRST: first, WITHOUT_PREFERENCE: others}
 
 
 def recipe_interchanges(pipeline: Pipeline) -> xr.Dataset:
@@ -185,7 +189,8 @@ def recipe_interchanges(pipeline: Pipeline) -> xr.Dataset:
     random = draw_random_sets(pipeline, sets, AT_LAST)
     further = _without_preference(pipeline)
     part = 3 * pipeline.part_size("interchanges")  # pairs of its prompts
-    recipe = Recipe(interchanges, pairs, (), {**sets, **further}, random, part=part)
+    every_set = {**sets, **further}
+    recipe = Recipe(interchanges, pairs, (), every_set, random, part=part)
     data = pipeline.run("interchanges", recipe)
     is_further = data["head_set"].isin(list(further)).values
     pipeline.shared[WITHOUT_PREFERENCE] = data.isel(head_set=is_further)

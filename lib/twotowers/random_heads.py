@@ -60,7 +60,10 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
     runs = [np.stack([*run]) for _, run in groupby(numbers, len)]
     sets: dict[tuple[Head, ...], list[Head]] = {}
     for _ in range(DRAWS):
-        pools = [pool for run in runs for pool in rng.permuted(run, axis=1).tolist()]
+        pools = []
+        for run in runs:
+            permuted = rng.permuted(run, axis=1)
+            pools.extend(permuted.tolist())
         random_set = _take(pools, heads)
         key = tuple(sorted(random_set))
         sets.setdefault(key, random_set)

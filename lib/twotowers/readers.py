@@ -50,13 +50,29 @@ def find_readers(
     n_read = {head: _rows_read(rows, n_rows) for head, rows in tables.items()}
     n_kinds = {}
     for head, fitting in n_read.items():
-        n_kinds[head] = sum(fitting[kind] >= n / 2 for kind, n in n_rows.items())
-    best = max(listed, key=lambda head: (n_kinds[head], sum(n_read[head].values())))
-    parts = [f"{n_read[best][kind]} of {n} {kind} rows" for kind, n in n_rows.items()]
-    kinds = xr.DataArray([*n_kinds.values()], {"selected_head": [*n_kinds]})
-    return Readers(kinds, best, f"head {best}: {', '.join(parts)}")
+        is_read = [fitting[kind] >= n / 2 for kind, n in n_rows.items()]
+        n_kinds[head] = sum(is_read)
+
+    def rank(head: str) -> tuple[int, int]:
+        n_fitting = sum(n_read[head].values())
+        return n_kinds[head], n_fitting
+
+    best = max(listed, key=rank)
+    parts = []
+    for kind, n in n_rows.items():
+        n_fitting = n_read[best][kind]
+        parts.append(f"{n_fitting} of {n} {kind} rows")
+    words = ", ".join(parts)
+    heads = list(n_kinds)
+    numbers = list(n_kinds.values())
+    kinds = xr.DataArray(numbers, {"selected_head": heads})
+    return Readers(kinds, best, f"head {best}: {words}")
 
 
 def _rows_read(rows: Sequence[Row], n_rows: Mapping[str, int]) -> dict[str, int]:
     """Return the number of rows that fit, by kind."""
-    return {kind: sum(fits for vector, *_, fits in rows if vector == kind) for kind in n_rows}
+    numbers = dict.fromkeys(n_rows, 0)
+    for kind, *_, fits in rows:
+        if kind in numbers:
+            numbers[kind] += fits
+    return numbers

@@ -179,8 +179,10 @@ def ordered_models(models: Iterable[str]) -> list[str]:
         models: Names of models.
     """
     different = dict.fromkeys(models)
-    known = [name for name in shown_names() if name in different]
-    return [*known, *(name for name in different if name not in known)]
+    order = shown_names()
+    known = [name for name in order if name in different]
+    others = [name for name in different if name not in order]
+    return known + others
 
 
 def shown_name(text: str) -> str:

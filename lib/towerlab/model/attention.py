@@ -305,7 +305,11 @@ def block_inputs(model: Model, batch: Prompts, layers: Collection[int]) -> dict[
     calling = block_calls(model, layers)
     with calling as calls, highest.register_forward_pre_hook(stop), suppress(_Reached):
         model.logits(batch)
-    return {layer: calls[layer][0].to(model.device) for layer in layers}
+    inputs = {}
+    for layer in layers:
+        input_of_block = calls[layer][0]
+        inputs[layer] = input_of_block.to(model.device)
+    return inputs
 
 
 @contextmanager

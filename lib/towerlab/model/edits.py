@@ -339,7 +339,8 @@ def interchange(
     """
     is_of_kind = {}
     for kind in PARTS:
-        of_prompts = torch.tensor([own_kind == kind for own_kind in kinds])
+        is_own = [own_kind == kind for own_kind in kinds]
+        of_prompts = torch.tensor(is_own)
         is_of_kind[kind] = of_prompts[:, None, None, None]
 
     def compute_z(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
@@ -354,8 +355,11 @@ def interchange(
             if kind != "query":
                 is_taken = is_taken & is_label[:, None, :, None]
             current = getattr(attention, part)
-            parts[part] = torch.where(is_taken.to(current.device), getattr(other, part), current)
-        return attention._replace(**parts).z()
+            taken = getattr(other, part)
+            is_taken = is_taken.to(current.device)
+            parts[part] = torch.where(is_taken, taken, current)
+        changed = attention._replace(**parts)
+        return changed.z()
 
     return Edit(heads, compute_z)
 
