@@ -166,3 +166,9 @@ def test_a_chapter_names_the_modules_that_measure_for_it(name, monkeypatch):
     found = re.findall(r"github.com/owner/name/blob/main/(\S+?)\)", line)
     assert all((ROOT / module).is_file() for module in found)
     assert bool(found) == bool(name)
+
+
+def test_a_page_says_once_how_to_run_its_chapter_on_a_model(tmp_path):
+    (tmp_path / "book").symlink_to(ROOT / "book")
+    page = assemble_pages.page(tmp_path, tmp_path / "book/04-attention-weights.ipynb").decode()
+    assert page.count("papermill book/") == page.count("book/04-attention-weights.ipynb out") == 1
