@@ -7,7 +7,7 @@ from dataclasses import replace
 import browser
 import pytest
 from tolerances import near
-from twotowers import claims, paper_results, strips
+from twotowers import axes, claims, paper_results, strips
 from twotowers.claims import Claim, PaperResult
 from twotowers.evidence import EvidenceRow
 from twotowers.paper_results import Result
@@ -149,7 +149,7 @@ def test_text_is_escaped_and_a_model_without_a_number_has_its_reason():
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_ticks_are_round_and_on_the_axis(share):
-    scale = strips.Scale(share - 0.05, share + 1.05, is_share=True)
+    scale = axes.Scale(share - 0.05, share + 1.05, is_share=True)
     assert 3 <= len(scale.ticks) <= 7
     assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
     assert all(round(20 * tick) == pytest.approx(20 * tick) for tick in scale.ticks)
@@ -192,8 +192,8 @@ def test_a_bound_far_from_all_other_numbers_is_off_the_axis_with_an_arrow():
     far = replace(near_bounds[0], model="c", words="far", effect_high=150.0)
     picture = strips.strip(CLAIM, [*near_bounds, far])
     assert picture.count('class="beyond"') == 1 and "beyond the axis" in picture
-    assert strips._scale(CLAIM, [*near_bounds, far]).high < 3
+    assert axes.scale_of(CLAIM, [*near_bounds, far]).high < 3
     picture = strips.strip(CLAIM, near_bounds)
     assert "beyond" not in picture
     largest = replace(far, effect=150.0)  # a number itself is always on the axis
-    assert strips._scale(CLAIM, [*near_bounds, largest]).high > 150
+    assert axes.scale_of(CLAIM, [*near_bounds, largest]).high > 150

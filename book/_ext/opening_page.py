@@ -23,7 +23,7 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import claims, evidence, files, strips
+from twotowers import axes, claims, evidence, files, strips
 from twotowers.figures import VEGA
 from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
@@ -35,7 +35,7 @@ ENTRY_POINTS = {
     "figure-by-figure.html": "Figure by figure",
     "#run-your-model": "Run your model",
 }
-ORDER_SCALE = strips.Scale(-0.16, 1.28, is_share=True)  # with room for texts at both ends
+ORDER_SCALE = axes.Scale(-0.16, 1.28, is_share=True)  # with room for texts at both ends
 ORDERS = ("words", "paper_balance")  # suite and measurement of the paper's prompts in both orders
 METRIC = ("same-word", "symmetric", "graded", "beyond-inputs")  # claims below the matrix
 DESCRIPTION = (
@@ -147,7 +147,7 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
     )
 
 
-def axis(scale: strips.Scale, values: Iterable[float]) -> str:
+def axis(scale: axes.Scale, values: Iterable[float]) -> str:
     """Return the numbers below a strip.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 import opening_page
 import pandas as pd
 import plain_words
-from twotowers import claims, evidence, matrices, strips
+from twotowers import axes, claims, evidence, matrices
 from twotowers.colours import BROWN, VIOLET
 from twotowers.figures import model_colours
 from twotowers.paths import chapter_names
@@ -102,7 +102,7 @@ def product(build: Path, rows: pd.DataFrame) -> str:
         return "<p>This picture was not made.</p>"
     added = answers["query mirrored"] + answers["keys mirrored"] - answers["nothing mirrored"]
     reach = 1.1 * max(abs(answers.values).max(), abs(added).max())
-    scale = strips.Scale(-reach, reach, is_share=True)
+    scale = axes.Scale(-reach, reach, is_share=True)
     lines = "".join(
         f'<tr><th scope="row">{name}</th><td>'
         f"{_dots(scale, answers[name], added if name == 'both mirrored' else None)}</td></tr>"
@@ -146,7 +146,7 @@ def _mirrored(build: Path) -> pd.DataFrame:
     return pd.DataFrame(named).loc[ranges.index].div(ranges, axis=0)
 
 
-def _dots(scale: strips.Scale, answers: pd.Series, added: pd.Series | None) -> str:
+def _dots(scale: axes.Scale, answers: pd.Series, added: pd.Series | None) -> str:
     """Return the answers of all models on one line, and diamonds at the sums of effects."""
     marks = f'<line class="chance" x1="{scale.place(0)}" x2="{scale.place(0)}" y1="0" y2="100%"/>'
     colours = model_colours(answers.index)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from twotowers import claims
+from twotowers import axes, claims
+from twotowers.axes import Row, Scale, Zone
 from twotowers.claims import Claim, PaperResult, Statement
 from twotowers.colours import GREY, INK, VERDICT_COLOURS
 from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS
@@ -30,13 +29,6 @@ from twotowers.tables import ordered_models, shown_name
 
 HEIGHT = 26  # of a line (pixels)
 DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
-LETTER = 1.6  # width of a letter above a strip (percent of the width on a phone)
-MARGIN = 0.05  # on both sides of the axis, as a share of its range
-STEPS = (1, 2, 2.5, 5, 10)  # of ticks, times a power of ten
-FIXED = ("effect", "control", "control_low", "control_high")
-"""Numbers of a row that are always on the axis"""
-FAR = 3  # times the distance of all other numbers: a number that lies further is off the axis
-LARGEST_SHARE = 1.5  # above it a number whose measure mentions a share is no share itself
 MARKS = {
     claims.BY_POSITION: "model says the nearest label",
     claims.BY_WORD: "model says one label word",
@@ -48,63 +40,6 @@ SIZES_OF = {
     "": "",
 }
 """Prompts of a verdict, after their number"""
-
-Row = Any
-"""Row of evidence: an `EvidenceRow`, or a row of a table that has its fields as columns"""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The axis of a strip.
-
-    Attributes:
-        low, high: Ends of the axis.
-        is_share: Whether values are written as percentages.
-    """
-
-    low: float
-    high: float
-    is_share: bool
-
-    def place(self, value: float) -> str:
-        """Return the place of a value as a percentage of the width.
-
-        Args:
-            value: A value. Values outside the axis are placed at its end.
-        """
-        share = (value - self.low) / (self.high - self.low)
-        return f"{100 * min(1.0, max(0.0, share)):.1f}%"
-
-    def text(self, value: float) -> str:
-        """Return a value as a label of the axis.
-
-        Args:
-            value: A value.
-        """
-        return f"{value:z.0%}" if self.is_share else f"{value:z.3g}"
-
-    @property
-    def ticks(self) -> list[float]:
-        """Three to seven round values on the axis."""
-        rough = (self.high - self.low) / 6
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(step * power for step in STEPS if step * power >= rough * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-@dataclass(frozen=True)
-class Zone:
-    """A shaded range of values that have one verdict.
-
-    Attributes:
-        verdict: The verdict.
-        low, high: Ends of the range.
-    """
-
-    verdict: str
-    low: float
-    high: float
 
 
 def block(statement: Statement, rows: Iterable[Row], summary: str, details: str = "") -> str:
@@ -255,7 +190,7 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
     drawn = [row for row in rows if not math.isnan(row.effect)]
     if not drawn:
         return ""
-    scale, zones = _scale(statement, drawn), _rule_zones(statement)
+    scale, zones = axes.scale_of(statement, drawn), axes.rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
     shared, lines = _shared_reason(rows), ""
     is_same = len({(row.verdict, row.effect, row.words) for row in rows}) == 1 < len(rows)
@@ -267,7 +202,7 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
             picture = _track(statement, row, scale, zones)
             lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row, shared)}</td></tr>"
             name = "<td></td>"  # the second line of a model
-    head, axis = _zone_names(scale, zones), _axis(scale)
+    head, axis = axes.zone_names(scale, zones), axes.axis(scale)
     measure = escape(_first_part(statement.measure) + _unit(statement))
     reason = f"<br>{escape(shared[:1].upper() + shared[1:])}." if shared else ""
     return (
@@ -295,69 +230,16 @@ def _sizes(rows: Sequence[Row]) -> str:
     return f"<br>In each model: {', '.join(parts)}." if parts else ""
 
 
-def _published(statement: Statement) -> float:
-    """Return the number that the paper prints for a result, NaN if there is none."""
-    if not isinstance(statement, PaperResult) or statement.published_value is None:
-        return math.nan
-    return statement.published_value
-
-
 def _unit(statement: Statement) -> str:
     """Return the unit of a claim in parentheses, unless the measure ends with it."""
     unit = getattr(statement, "unit", "share")
     return "" if unit == "share" or statement.measure.endswith(f"({unit})") else f" ({unit})"
 
 
-def _rule_zones(statement: Statement) -> list[Zone]:
-    """Return the zones of the rule that decides on a statement."""
-    if isinstance(statement, PaperResult):
-        agrees, part = statement.agrees, statement.part
-        if agrees is None or part is None:
-            return []
-        return [
-            Zone(claims.AGREES, agrees, math.inf),
-            Zone(claims.IN_PART, part, agrees),
-            Zone(claims.DISAGREES, -math.inf, part),
-        ]
-    return [Zone("as claimed", statement.null_value, math.inf)]  # type: ignore[attr-defined]
-
-
-def _scale(statement: Statement, rows: Sequence[Row]) -> Scale:
-    """Return the axis that holds all numbers of the rows and the ends of the zones.
-
-    One bound of an interval that is far from all others, as that of a share of almost nothing, is
-    off.
-    """
-    fixed = [getattr(row, name, math.nan) for row in rows for name in FIXED]
-    fixed += [end for zone in _rule_zones(statement) for end in (zone.low, zone.high)]
-    fixed.append(_published(statement))
-    fixed = [value for value in fixed if math.isfinite(value)]
-    bounds = [bound for row in rows for bound in (row.effect_low, row.effect_high)]
-    bounds = [bound for bound in bounds if math.isfinite(bound)]
-    ascending = sorted(fixed + bounds)
-    descending = [-value for value in reversed(ascending)]
-    high = max(*fixed, _end(ascending))
-    low = min(*fixed, -_end(descending))
-    is_share = "share" in statement.measure and bool(high <= LARGEST_SHARE)
-    if isinstance(statement, Claim):
-        is_share = statement.unit == "share"
-    room = MARGIN * (high - low or 1.0)
-    return Scale(low - room, high + room, is_share)
-
-
-def _end(ascending: Sequence[float]) -> float:
-    """Return the largest number, or the one before it if the largest is far from all others."""
-    if len(ascending) < 3:
-        return ascending[-1]
-    lowest, *_, before, largest = ascending
-    is_far = largest - lowest > FAR * (before - lowest) > 0
-    return before if is_far else largest
-
-
 def _track(statement: Statement, row: Row, scale: Scale, zones: Sequence[Zone]) -> str:
     """Return the picture of one model."""
     marks = [_shade(zone, scale) for zone in zones]
-    published = _published(statement)
+    published = axes.published_number(statement)
     if not math.isnan(row.control):
         marks += _random_marks(row, scale)
     if not math.isnan(row.effect_low):
@@ -484,51 +366,13 @@ def _item(row: Row, statement: Statement) -> str:
     return f"{name}: <b>{escape(row.verdict)}</b>{escape(mark + separator + text)}"
 
 
-def _zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
-    """Return the names of the zones above a strip; one that would cover another is left out."""
-    texts, right = "", 100.0  # right: where the name to the right of it begins
-    for zone in zones:  # from the right to the left
-        low, high = (float(scale.place(end)[:-1]) for end in (zone.low, zone.high))
-        half = LETTER * len(zone.verdict) / 2
-        middle = min((low + high) / 2, right - half)
-        if middle >= half and middle + half > low:
-            texts += _text(f"{middle:.1f}%", zone.verdict, verdict_class(zone.verdict))
-            right = middle - half - LETTER
-    return _line_of_text(16, texts)
-
-
-def _axis(scale: Scale) -> str:
-    """Return the ticks and labels below a strip."""
-    texts = ""
-    for tick in scale.ticks:
-        place = scale.place(tick)
-        texts += f'<line x1="{place}" x2="{place}" y1="0" y2="4" stroke="currentColor"/>'
-        texts += _text(place, scale.text(tick))
-    return _line_of_text(18, texts)
-
-
-def _line_of_text(height: int, texts: str) -> str:
-    """Return a line of texts, the last of which may reach beyond the strip."""
-    size = f'width="100%" height="{height}" overflow="visible"'
-    return f'<svg {size} aria-hidden="true">{texts}</svg>'
-
-
-def _text(place: str, words: str, name: str = "") -> str:
-    """Return a small text of a strip's axis."""
-    name = f' class="{name}"' if name else ""
-    return (
-        f'<text{name} x="{place}" y="15" text-anchor="middle" font-size="11" '
-        f'fill="currentColor">{escape(words)}</text>'
-    )
-
-
 def _key(rows: Sequence[Row], statement: Statement) -> str:
     """Return the key of the marks of a strip, as HTML."""
     has_random = any(not math.isnan(row.control) for row in rows)
     has_band = has_random and any(not math.isnan(row.control_low) for row in rows)
     has_interval = any(not math.isnan(row.effect_low) for row in rows)
     parts = ["● measured" + (", with its 95% interval" if has_interval else "")]
-    scale = _scale(statement, rows)
+    scale = axes.scale_of(statement, rows)
     parts += ["→ beyond the axis"] * any(_arrows(row, scale) for row in rows)
     if isinstance(statement, PaperResult):
         prompt_sets = {row.prompt_set for row in rows}
