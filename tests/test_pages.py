@@ -384,6 +384,21 @@ def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
 
 @needs_browser
 @needs_book
+def test_on_paper_a_menu_says_what_is_shown_and_charts_are_low(home):
+    with browser(f"{home}book/04-attention-weights.html", home=home) as page:
+        page.wait_for_function("document.querySelectorAll('svg.marks').length > 3")
+        page.emulate_media(media="print")
+        menu = page.locator(".vega-bind:has(select)").first
+        content = "(box, end) => getComputedStyle(box, end).content"
+        words = [menu.evaluate(content, end) for end in ("::before", "::after")]
+        assert words == ['"shown: "', '"; the others are online"']
+        assert not menu.locator(".vega-bind-name").is_visible()
+        heights = "all => all.map((chart) => chart.getBoundingClientRect().height)"
+        assert max(page.locator("svg.marks").evaluate_all(heights)) < 350  # a third of a page
+
+
+@needs_browser
+@needs_book
 def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
     with browser(f"{home}book/scorecard.html", 390, 844, home=home) as page:
         page.wait_for_selector("table.goes-on, .output.goes-on", state="attached")
