@@ -19,8 +19,9 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from towerlab import cli
+from towerlab.measure.design import SELECTION
 from towerlab.measure.observations import plain_z, read_batches, read_prompts
-from towerlab.measure.pipeline import SELECTION, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model.attention import Attention, reading_attention
 from towerlab.model.capture import Capture
 from towerlab.model.edits import UNCHANGED, patch_z

@@ -9,7 +9,8 @@ import xarray as xr
 from conftest import shared_tiny
 from reference import Reference, log_prob
 from tolerances import near
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.design import Design
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model.capture import answer
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets

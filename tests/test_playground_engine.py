@@ -9,7 +9,8 @@ import torch
 from browser import browser, needs_browser
 from tolerances import LOGITS, near
 from towerlab.effects import head_logit_differences
-from towerlab.measure.pipeline import SELECTION, Pipeline
+from towerlab.measure.design import SELECTION
+from towerlab.measure.pipeline import Pipeline
 from towerlab.model.capture import capture
 from towerlab.model.edits import Edit, edited, everywhere, patch_z, zero_ablate
 from towerlab.model.increase import increases_along

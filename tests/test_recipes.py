@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xarray as xr
 from tolerances import LOGITS, STORED, TIES
-from towerlab.measure.pipeline import EVALUATION, Design, Pipeline, save
+from towerlab.measure.design import EVALUATION, Design
+from towerlab.measure.pipeline import Pipeline, save
 from towerlab.measure.sets import other_halves
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import class_pairs, draw_blocks

@@ -6,18 +6,18 @@ import tiny_blocks
 import torch
 import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
-from towerlab.measure import pipeline
+from towerlab.measure import design as designs
 from towerlab.measure.observations import answer_variables
 from twotowers import identity
 from twotowers.settings import Settings, Template
 
 
-def design(words, monkeypatch, **settings) -> pipeline.Design:
+def design(words, monkeypatch, **settings) -> designs.Design:
     """A design whose tokenizer knows a few words."""
-    monkeypatch.setattr(pipeline, "read_label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
+    monkeypatch.setattr(designs, "read_label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = word_tokenizer(["?", ":", *words])
     some = Settings.from_values(settings)
-    return pipeline.Design(some, tokenizer, 64, xr.Dataset, some.model)
+    return designs.Design(some, tokenizer, 64, xr.Dataset, some.model)
 
 
 def test_an_empty_setting_is_the_default_and_the_model_has_a_name():

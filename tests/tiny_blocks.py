@@ -2,7 +2,7 @@
 one token a word."""
 
 from conftest import word_tokenizer
-from towerlab.measure.pipeline import Design
+from towerlab.measure.design import Design
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers.settings import Settings, Template

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import xarray as xr
-from towerlab.measure.pipeline import SELECTION
+from towerlab.measure.design import SELECTION
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from towerlab_experiments.tower_grid import BLOCKS
 from twotowers import head_selection

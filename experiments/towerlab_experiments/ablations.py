@@ -26,8 +26,9 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
+from towerlab.measure.design import SELECTION
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
-from towerlab.measure.pipeline import SELECTION, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import draw_random_sets, interleave, present
 from towerlab.model.attention import block_outputs, restarted

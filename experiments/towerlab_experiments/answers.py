@@ -18,8 +18,9 @@ from itertools import product
 
 import numpy as np
 import xarray as xr
+from towerlab.measure.design import EVALUATION
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
-from towerlab.measure.pipeline import EVALUATION, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.model import Model

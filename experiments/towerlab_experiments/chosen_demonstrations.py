@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import xarray as xr
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.design import Design
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION
 from towerlab.prompts.prompt import Demonstration, Prompt

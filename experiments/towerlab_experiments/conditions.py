@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from towerlab.measure.design import Design
 from towerlab.measure.observations import (
     Tensors,
     captured_answers,
@@ -25,7 +26,7 @@ from towerlab.measure.observations import (
     read_prompts,
     with_dims,
 )
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
 from towerlab.model.model import Model

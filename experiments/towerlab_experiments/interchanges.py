@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import torch
 import xarray as xr
+from towerlab.measure.design import EVALUATION
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
-from towerlab.measure.pipeline import EVALUATION, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, draw_random_sets, present
 from towerlab.model.edits import interchange

@@ -22,6 +22,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
+from towerlab.measure.design import EVALUATION
 from towerlab.measure.observations import (
     Tensors,
     captured_answers,
@@ -29,7 +30,7 @@ from towerlab.measure.observations import (
     read_batches,
     read_prompts,
 )
-from towerlab.measure.pipeline import EVALUATION, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import draw_random_sets, present
 from towerlab.model import query_key, unembed

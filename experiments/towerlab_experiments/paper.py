@@ -17,8 +17,9 @@ from itertools import chain
 
 import numpy as np
 import xarray as xr
+from towerlab.measure.design import QUICK_PROMPTS, Design
 from towerlab.measure.observations import observations
-from towerlab.measure.pipeline import QUICK_PROMPTS, Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say

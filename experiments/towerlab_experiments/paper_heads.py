@@ -17,8 +17,9 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
+from towerlab.measure.design import Design
 from towerlab.measure.observations import observations
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import draw_random_sets, equally_many, interleave
 from towerlab.model.model import Model

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from towerlab.measure.design import Design
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, present
 from towerlab.model.edits import interchange

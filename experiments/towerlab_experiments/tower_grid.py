@@ -21,8 +21,9 @@ from itertools import product
 import numpy as np
 import torch
 import xarray as xr
+from towerlab.measure.design import SELECTION, Design
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
-from towerlab.measure.pipeline import SELECTION, Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, other_halves, present
 from towerlab.model import query_key

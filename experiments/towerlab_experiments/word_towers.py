@@ -27,8 +27,9 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
+from towerlab.measure.design import Design
 from towerlab.measure.observations import with_dims
-from towerlab.measure.pipeline import Design, Pipeline
+from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets
 from towerlab.model import query_key

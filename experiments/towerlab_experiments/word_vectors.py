@@ -20,8 +20,8 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from towerlab.measure.design import Design
 from towerlab.measure.observations import in_memory
-from towerlab.measure.pipeline import Design
 from towerlab.model import query_key
 from towerlab.model.model import Model, widen
 from towerlab.model.prefixes import stream_inputs
