@@ -69,6 +69,7 @@ def test_a_strip_says_how_many_prompts():
     on_blocks = replace(judged(1)[0], prompts=184, prompt_set=claims.ON_SOLVED)
     html = strips.strip(RESULT, [few, more, unknown, on_blocks])
     assert "184 prompts of counterbalanced blocks, 40 to 1,200 prompts in the paper's p" in html
+    assert re.findall(r"n&nbsp;=&nbsp;([\d,]+)", html) == ["40", "1,200"]  # these differ
     assert "In each model" not in strips.strip(RESULT, [unknown])
     claim = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0, prompts=16)
     html = strips.strip(CLAIM, [replace(claim, observations="classes")])
@@ -125,9 +126,9 @@ def test_a_narrow_zone_has_its_name_models_their_order_and_a_measure_its_parenth
 def test_remarks_say_what_a_verdict_hides():
     row = judged(1, random=[1.0] * 20)[0]
     html = strips.strip(RESULT, [replace(row, mark=claims.BY_POSITION)])
-    assert "100% of lists from other key-value groups do as well; model says" in html
+    assert "100% of random lists do as well; says the nearest label" in html
     few = strips.strip(RESULT, judged(1, random=[0.0]))
-    assert "too few other heads</b>: 1 different random lists" in few
+    assert "too few other heads</b>: 1 different random list</td>" in few
     assert "do as well" not in strips.strip(RESULT, judged(0.1, random=[1.0] * 20))
 
 

@@ -356,8 +356,8 @@ def _with_control(row: dict[str, Any], found: Result) -> dict[str, Any]:
     if found.random is None:
         return {"reason": f"{NOT_COMPARED} with random lists of heads"}
     shares = {
-        "other key-value groups": (row["exceedance"], n_lists),
-        "the same layers": (row["exceedance_in_layers"], row["n_lists_in_layers"]),
+        "random lists": (row["exceedance"], n_lists),
+        "lists from the same layers": (row["exceedance_in_layers"], row["n_lists_in_layers"]),
     }
     reached = {
         name: share
@@ -365,11 +365,11 @@ def _with_control(row: dict[str, Any], found: Result) -> dict[str, Any]:
         if n >= MIN_RANDOM_SETS and share > MAX_EXCEEDANCE
     }
     if reached:
-        words = ", ".join(f"{share:.0%} of lists from {name}" for name, share in reached.items())
+        words = ", ".join(f"{share:.0%} of {name}" for name, share in reached.items())
         reason = f"{words} do as well"
         return {"verdict": claims.with_control(verdict, NOT_SPECIFIC), "reason": reason}
     if n_lists < MIN_RANDOM_SETS:
-        reason = f"{n_lists} different random lists"
+        reason = f"{n_lists} different random list{'s' * (n_lists != 1)}"
         return {"verdict": claims.with_control(verdict, TOO_FEW), "reason": reason}
     return {}
 

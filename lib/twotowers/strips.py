@@ -29,10 +29,7 @@ from twotowers.tables import ordered_models, shown_name
 
 HEIGHT = 26  # of a line (pixels)
 DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
-MARKS = {
-    claims.BY_POSITION: "model says the nearest label",
-    claims.BY_WORD: "model says one label word",
-}
+MARKS = {claims.BY_POSITION: "says the nearest label", claims.BY_WORD: "says one label word"}
 
 SIZES_OF = {
     claims.ON_SOLVED: " of counterbalanced blocks",
@@ -192,7 +189,7 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
         return ""
     scale, zones = axes.scale_of(statement, drawn), axes.rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
-    shared, lines = _shared_reason(rows), ""
+    shared, varying, lines = _shared_reason(rows), _varying_sizes(rows), ""
     is_same = len({(row.verdict, row.effect, row.words) for row in rows}) == 1 < len(rows)
     for model in ordered_models(row.model for row in (rows[:1] if is_same else rows)):
         name = "every model" if is_same else escape(shown_name(model))
@@ -200,7 +197,8 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.model == model]
         for row in sorted(own, key=lambda row: row.prompt_set != claims.ON_SOLVED):
             picture = _track(statement, row, scale, zones)
-            lines += f"<tr>{name}<td>{picture}</td><td>{_verdict(row, shared)}</td></tr>"
+            verdict = _verdict(row, shared) + _size(row) * (row.prompt_set in varying)
+            lines += f"<tr>{name}<td>{picture}</td><td>{verdict}</td></tr>"
             name = "<td></td>"  # the second line of a model
     head, axis = axes.zone_names(scale, zones), axes.axis(scale)
     measure = escape(_first_part(statement.measure) + _unit(statement))
@@ -325,16 +323,31 @@ def _colour(row: Row) -> str:
 
 
 def _shared_reason(rows: Sequence[Row]) -> str:
-    """Return the reason that all verdicts of a strip have, which is told once, or nothing."""
+    """Return the reason of all rows, or that the result names no heads, which is told once."""
     reasons = {row.reason for row in rows}
-    return reasons.pop() if len(rows) > 1 and len(reasons) == 1 else ""
+    if len(rows) == 1:
+        return ""
+    if len(reasons) == 1:
+        return reasons.pop()
+    return next((text for text in reasons if text.startswith(claims.NOT_COMPARED)), "")
+
+
+def _varying_sizes(rows: Sequence[Row]) -> set[str]:
+    """Return the sets of prompts whose number of prompts differs between models."""
+    sizes = {(row.prompt_set, row.prompts) for row in rows if row.prompts}
+    prompt_sets = [prompt_set for prompt_set, _ in sizes]
+    return {name for name in prompt_sets if prompt_sets.count(name) > 1}
+
+
+def _size(row: Row) -> str:
+    """Return the number of prompts of a row, as HTML, "" if it is not known."""
+    return f", <small>n&nbsp;=&nbsp;{int(row.prompts):,}</small>" if row.prompts else ""
 
 
 def _verdict(row: Row, shared: str) -> str:
-    """Return a verdict in words, with the remark that a reader needs and the number of prompts."""
+    """Return a verdict in words, with the remark that a reader needs."""
     remark = "; ".join(remark for remark in _remarks(row) if remark != shared)
-    size = f", <small>n&nbsp;=&nbsp;{int(row.prompts):,}</small>" if row.prompts else ""
-    return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "") + size
+    return f"<b>{escape(row.verdict)}</b>" + (f": {escape(remark)}" if remark else "")
 
 
 def _remarks(row: Row) -> list[str]:
