@@ -18,7 +18,7 @@ from towerlab.prompts.word_blocks import spread
 from towerlab_experiments import head_values, tower_grid
 from towerlab_experiments.answers import ORDERS
 from twotowers import files, head_selection
-from twotowers.catalogue import catalogue, row_of, versions
+from twotowers.catalogue import NOT_TESTABLE, catalogue, row_of, versions
 from twotowers.heads import Head
 from twotowers.settings import Settings, Template
 
@@ -284,3 +284,24 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     xr.testing.assert_allclose(
         elsewhere.measured("heads"), straight.measured("heads"), rtol=2e-3, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "changed", "is_used"),
+    [
+        (None, {"prompts": 8}, False),
+        (frozenset({"heads"}), {"prompts": 8}, True),
+        (frozenset({"paper"}), {"prompts": 8}, False),
+        (frozenset({"heads"}), {"prompts": 8, "seed": 1}, False),
+        (frozenset({"paper"}), {}, True),
+    ],
+)
+def test_what_a_named_measurement_needs_is_not_measured_again_on_fewer_prompts(
+    named, changed, is_used, tmp_path
+):
+    settings = Settings(out=str(tmp_path))
+    run = Pipeline(settings, named=named)
+    other = Pipeline(settings.model_copy(update=changed))
+    attributes = {"identity": other.identity("paper"), NOT_TESTABLE: "a reason"}
+    save("paper", xr.Dataset(), run.path("paper"), attributes)
+    assert (run.stored("paper") is not None) == is_used

@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     precompute = add_command(
         "precompute",
         "path/to/model --evaluation-blocks 200 --prompts 200",
-        "Measure a model, and store the results in data/measurements, where pages find them.",
+        "Measure a model, and store the results in data/measurements, where pages find them. "
+        "Measurements that the named ones need are reused, also those on other numbers of prompts.",
     )
     precompute.add_argument("model", metavar="MODEL", help="name, folder, or Hugging Face id")
     for command, excluded in ((measure, ()), (precompute, ("model", "out"))):
@@ -154,7 +155,9 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     rows = {name: catalogue.row_of(name) for name in names}  # raises for a name of none
     from towerlab.measure.pipeline import AGAIN, Pipeline, recipe_of
 
-    pipeline = Pipeline(settings, command)
+    # What the named ones need may have been measured on more prompts: it is not replaced.
+    named = frozenset(names) if precomputing else None
+    pipeline = Pipeline(settings, command, named)
     if not precomputing and arguments.list:
         for name, row in rows.items():
             summary = (recipe_of(name).__doc__ or "").partition("\n")[0]

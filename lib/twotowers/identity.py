@@ -175,6 +175,22 @@ def has_current_code(data: xr.Dataset, name: str) -> bool:
     return needed.items() <= recorded.items()
 
 
+def differs_only_in_numbers(data: xr.Dataset, identity: str) -> bool:
+    """Return whether a measurement has an identity, or differs from it only in NUMBERS.
+
+    Args:
+        data: A measurement.
+        identity: Identity of the measurement under other settings.
+    """
+    without_numbers = []
+    for text in (data.attrs["identity"], identity):
+        fields = json.loads(text)
+        others = {name: value for name, value in fields.items() if name not in NUMBERS}
+        without_numbers.append(others)
+    first, second = without_numbers
+    return first == second
+
+
 def is_current(path: Path, identity: str) -> bool:
     """Return whether a file of a measurement has an identity.
 

@@ -120,6 +120,9 @@ class Pipeline:
     settings: Settings
     command: str = ""
     """Command line, for the attributes of files"""
+    named: frozenset[str] | None = None
+    """Measurements that a command names. A file of another one is used also if it has its own
+    numbers of blocks and prompts. None: it must have those of the settings"""
 
     @cached_property
     def name(self) -> str:
@@ -230,12 +233,16 @@ class Pipeline:
             name: Measurement.
         """
         path = self.path(name)
-        with suppress(files.UnexpectedVariables):  # other code wrote it
-            if path.is_file():
-                data = files.load(path)
-                if data.attrs["identity"] == self.identity(name) and AGAIN not in data.attrs:
-                    return data
-        return None
+        if not path.is_file():
+            return None
+        try:
+            data = files.load(path)
+        except files.UnexpectedVariables:  # other code wrote it
+            return None
+        is_current = data.attrs["identity"] == self.identity(name)
+        if self.named is not None and name not in self.named:
+            is_current = identity.differs_only_in_numbers(data, self.identity(name))
+        return data if is_current and AGAIN not in data.attrs else None
 
     def measured(self, name: str) -> xr.Dataset:
         """Return a measurement from its file if that has the current identity, or measure it.
