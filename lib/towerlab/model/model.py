@@ -323,7 +323,15 @@ class Model:
             Logits (batch, vocabulary), on the device where the model leaves them.
         """
         ids = self.token_ids(batch)
-        output = self.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
+
+        def in_one_piece(_, args: tuple) -> tuple:
+            # PyTorch multiplies the rows of a slice one by one, and reads E for each of them.
+            (last,) = args
+            return (last.contiguous(),)
+
+        unembedding = self.hf.get_output_embeddings()
+        with unembedding.register_forward_pre_hook(in_one_piece):
+            output = self.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
         return output.logits[:, -1]
 
     def norm(self, module: nn.Module) -> Norm:
