@@ -63,7 +63,7 @@ check: $(STAMP)  ## check names and types, and run the quick tests: three archit
 	@TWOTOWERS_CHECK_TYPES=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
-	@$(BIN)/python -m pytest -n 2 tests/test_pages.py
+	@$(BIN)/python -m pytest -n 2 tests/test_pages.py tests/test_page_actions.py
 
 bundle: book  ## archive pages, evidence and measurements in dist/, with a list of the files and the dates of what was measured
 	@$(BIN)/python .ci/bundle

@@ -1,5 +1,5 @@
 """A headless browser that reaches no other host, and the playground and the explorer in pages of
-their own, without the book."""
+their own, and a server of the built book."""
 
 import atexit
 import contextlib
@@ -7,6 +7,8 @@ import functools
 import importlib.util
 import re
 import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,21 @@ CHROMIUM = next(
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium: apt install chromium")
+HTML = ROOT / "_build/html"
+needs_book = pytest.mark.skipif(
+    not (HTML / "index.html").is_file(), reason="a built book: make book"
+)
 AXE = (
     Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
 )  # Deque's rules for accessibility
 BROKEN_RULES = """async () =>
   (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
   .map(rule => `${rule.id} (${rule.nodes.length} places): ${rule.nodes[0].html.slice(0, 200)}`)"""
+DRAWN = """() =>
+  [...document.querySelectorAll('div.chart')].every(e =>
+    e.querySelector('svg.marks') && e.querySelector('summary'))
+  && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
+"""Whether all charts and formulas of a page are drawn"""
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
 STEERED = ["3-5", *HEADS[:3], "3-7"]
 # No inline script, handler or eval.
@@ -71,6 +82,16 @@ def explorer_page(folder: Path, script: str) -> str:
         (ROOT / "book/heads.md").read_text("utf8").split("```{raw} html\n")[1].split("```")[0]
     )
     return page_of(folder, script, explorer.SCRIPTS[1:], ["heads.css"], fragment)
+
+
+@contextlib.contextmanager
+def served():
+    """The address of a server of the built book."""
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=HTML)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
 @functools.cache

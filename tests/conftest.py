@@ -36,10 +36,10 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches
 from twotowers.errors import TwoTowersError
 
 LONG = tuple(f"test_{name}.py" for name in
-             ("engine", "jupyterlab", "pages", "explorer", "playground_page", "playground_engine",
-              "designs", "chapters", "recipes", "training"))  # fmt: skip
+             ("engine", "jupyterlab", "pages", "page_actions", "explorer", "playground_page",
+              "playground_engine", "designs", "chapters", "recipes", "training"))  # fmt: skip
 """These begin first, all in one worker, from whose end the others steal"""
-BROWSER = LONG[:6]
+BROWSER = LONG[:7]
 """A browser, and the engine with its kernels, are slow: `make check` runs none of these"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel
@@ -342,6 +342,15 @@ def once(tmp_path_factory):
         return path.read_text("utf8")
 
     return made_once
+
+
+@pytest.fixture(scope="session")
+def home():
+    """The address of the built book."""
+    from browser import served
+
+    with served() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the first screen is put together from; how it looks and works is in tests/test_pages.py."""
+"""What the first screen is put together from; how it looks and works is in test_page_actions.py."""
 
 import json
 import math

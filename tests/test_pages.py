@@ -2,29 +2,17 @@
 other host."""
 
 import contextlib
-import functools
-import gzip
 import re
-import threading
-import zlib
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import offline
 import pytest
-from browser import PAGE, broken_rules, browser, chromium, needs_browser
+from browser import DRAWN, HTML, broken_rules, browser, needs_book, needs_browser
 from conftest import ROOT, sources
 from tags import Page
 from twotowers import claims, colours, evidence, pages, tables
 
-HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
-needs_book = pytest.mark.skipif(
-    not (HTML / "index.html").is_file(), reason="a built book: make book"
-)
-DRAWN = """() =>
-  [...document.querySelectorAll('div.chart')].every(e =>
-    e.querySelector('svg.marks') && e.querySelector('summary'))
-  && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
+PAGES = "[!_]*/*.html"
 LOOK = r"""() => {
   const faults = [];
   const rgb = (colour) => (colour.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
@@ -88,150 +76,6 @@ LOOK = r"""() => {
 }"""
 
 
-@pytest.fixture
-def home():
-    """The address of a server of the book."""
-    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=HTML)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-@needs_browser
-@needs_book
-@pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
-def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home):
-    with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
-        ends = {part: page.locator(f".opening-{part}")
-                .evaluate("e => e.getBoundingClientRect().bottom")
-                for part in ("answer", "buttons", *(["catch"] if width > 600 else []))}  # fmt: skip
-        fragment = page.locator("#opening-page").evaluate("e => e.outerHTML")
-        links = page.locator(".opening-links a")
-        leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-        pages = ["story.html", "playground-page.html", "figure-by-figure.html"]
-        assert leads == [*pages, "#run-your-model"]
-    assert max(ends.values()) <= height, ends
-    files = [
-        fragment.encode(),
-        *((HTML / f"_static/book/opening-page.{kind}").read_bytes() for kind in ("js", "css")),
-    ]
-    assert sum(len(gzip.compress(file)) for file in files) < 90_000
-    assert re.search(r"\d+ of \d+ tests agree", fragment)
-
-
-@needs_browser
-@needs_book
-def test_each_picture_of_the_story_is_a_slide_with_an_answer(home):
-    with browser(f"{home}book/story.html", 1400, 1000, home) as page:
-        page.wait_for_function(DRAWN)
-        slides = page.locator(".bd-article > section > section:has(details)")
-        answers = page.locator(".bd-article > section > section > details:not([open])")
-        assert slides.count() == answers.count() == 6
-        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        slides.nth(0).locator(".full-screen").click()
-        sizes = {}
-        for name in ("task", "head", "catch", "fair-test", "metric", "product"):
-            page.wait_for_function(f"document.fullscreenElement?.id.includes('{name}')")
-            page.wait_for_function(DRAWN)
-            sizes[name] = page.evaluate("document.fullscreenElement.scrollHeight")
-            page.keyboard.press("ArrowRight")
-        assert max(sizes.values()) <= 1000, sizes
-        assert broken_rules(page) == []
-
-
-SHOWN = """() => ({
-  parts: [...document.querySelectorAll('.opening-live rect')]
-    .map((rect) => +rect.getAttribute('width')),
-  text: document.querySelector('.opening-says').textContent,
-  rows: [...document.querySelectorAll('.opening-live tbody tr')]
-    .map((row) => row.innerText.replace(/\\s+/g, ' ')),
-})"""
-
-
-@needs_browser
-@needs_book
-def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(home):
-    with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
-        assert (
-            page.locator(".opening-says").is_visible()
-            and not page.locator(".opening-buttons").is_visible()
-        )
-        lines = page.locator(".opening-live noscript li")
-        assert lines.count() == 3 and lines.first.is_visible()
-        computed = [re.findall(r"(\w+) (\d+%)", line) for line in lines.all_text_contents()]
-    with browser(f"{home}book/intro.html", home=home) as page:
-        static, buttons = page.evaluate(SHOWN), page.locator(".opening-buttons button")
-        buttons.first.focus()
-        for i, answers in enumerate(computed):
-            page.keyboard.press("Enter" if i % 2 else "Space")
-            shown = [f"{label} {share}" for label, share in answers]
-            page.wait_for_function(f"({SHOWN})().rows.join().includes('{shown[0]}')")
-            page.wait_for_selector(".opening-live:not([aria-busy])")
-            changed = page.evaluate(SHOWN)
-            assert [row.split(": ")[1] for row in changed["rows"][-2:]] == shown
-            assert changed["parts"] != static["parts"]
-            assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
-            page.keyboard.press("Tab")
-        assert "neither label" in changed["text"] and changed["rows"][0].endswith("off")
-        page.keyboard.press("Shift+Tab")
-        # a second press takes the change back: now the engine's numbers stand there
-        page.keyboard.press("Enter")
-        page.wait_for_function(
-            "(text) => document.querySelector('.opening-says').textContent === text",
-            arg=static["text"],
-        )
-        again = page.evaluate(SHOWN)
-        assert (
-            again["parts"] == pytest.approx(static["parts"], abs=2e-5)
-            and again["rows"] == static["rows"]
-        )
-        assert broken_rules(page) == []
-
-
-@needs_browser
-@pytest.mark.parametrize(
-    "policy",
-    ["", "<script>window.vegaEmbed = async () => { throw new EvalError('a policy') }</script>"],
-)
-def test_where_a_chart_cannot_be_drawn_its_picture_stands(policy, tmp_path):
-    """No vega.js, or a policy that forbids to evaluate text."""
-    chart = """<div><div class="chart" data-name="c"></div>
-      <script type="application/json">{"mark": "bar"}</script>
-      <noscript><img class="chart" alt="bars" src="x.svg"></noscript></div>"""
-    script = f'<script src="{(PAGE / "charts.js").as_uri()}"></script>'
-    (tmp_path / "page.html").write_text(f"<!doctype html><body>{chart}{policy}{script}", "utf8")
-    page = chromium().new_page()
-    page.goto((tmp_path / "page.html").as_uri())
-    page.wait_for_selector("div.chart img[alt=bars]", state="attached")
-    page.close()
-
-
-PICK = """() => {
-  const point = [...document.querySelectorAll('[data-name="fig-12-2"] .mark-symbol path')]
-    .find(path => path.__data__.datum.head);
-  point.scrollIntoView({ block: 'center' });
-  point.dispatchEvent(new MouseEvent('click', { bubbles: true }));
-  return point.__data__.datum.head;
-}"""
-
-
-@needs_browser
-@needs_book
-def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(home):
-    with browser(f"{home}book/12-what-every-head-does.html", home=home) as page:
-        page.wait_for_function(DRAWN)
-        head, line = page.evaluate(PICK), page.locator(".picked-head")
-        assert f"Head {head} of " in line.text_content()
-        assert (
-            page.locator('[data-name="fig-12-1"] .picked').count() == 2
-        )  # its total and its direct effect
-        line.locator("a").click()
-        page.wait_for_selector("#heads.ready")
-        assert page.evaluate("document.querySelector('.playground-error')?.textContent ?? ''") == ""
-        assert page.locator("#heads select").nth(3).input_value() == head
-
-
 @needs_book
 def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback_or_nan():
     pages = {page.resolve(): Page(page.read_text("utf8")) for page in HTML.glob(PAGES)}
@@ -281,70 +125,6 @@ def test_every_finding_rests_on_its_verdicts():
         )  # what was learnt, at the end
 
 
-@needs_browser
-@needs_book
-def test_a_link_to_a_figure_shows_its_top_and_a_tap_shows_titles_and_tooltips(home):
-    """The top also where charts above it are drawn later."""
-    address = f"{home}book/04-attention-weights.html#fig-4-4"
-    with browser(address, 390, 844, home=home, has_touch=True) as page:
-        page.wait_for_function(DRAWN)
-        top = "document.getElementById('fig-4-4').getBoundingClientRect().top"
-        page.wait_for_function(f"{top} > 0 && {top} < 200")
-        link = page.locator(".bd-article p a[href*='glossary'][title]").first
-        words = link.get_attribute("title")
-        link.tap()
-        assert words in page.locator(".tip").text_content() and page.url == address
-        page.locator("div.chart .mark-symbol path").first.tap(force=True)
-        page.wait_for_selector("#vg-tooltip-element.visible")
-        assert page.locator(".tip").count() == 0
-        link.scroll_into_view_if_needed()
-        link.tap()
-        page.wait_for_selector(".tip")
-        link.tap()
-        page.wait_for_url("**/glossary.html#*")
-
-
-@needs_browser
-@needs_book
-def test_the_search_of_a_page_that_is_a_file_breaks_nothing():
-    with browser(f"{(HTML / 'search.html').as_uri()}?q=attention") as page:
-        page.wait_for_selector("#search-results li")
-
-
-def printed_pages(pdf: bytes) -> list[int]:
-    """The number of texts on each page of a PDF file of Chromium."""
-    parts = dict(re.findall(rb"(\d+) 0 obj\s(.*?)endobj", pdf, re.DOTALL))
-    texts = []
-    for part in parts.values():
-        if re.search(rb"/Type\s*/Page\b", part):
-            content = parts[re.search(rb"/Contents (\d+) 0 R", part)[1]]
-            stream = re.search(rb"stream\r?\n(.*?)endstream", content, re.DOTALL)[1]
-            texts.append(len(re.findall(rb"T[jJ]\b", zlib.decompress(stream))))
-    return texts
-
-
-@needs_browser
-@needs_book
-@pytest.mark.parametrize(
-    ("name", "paper", "width"),
-    [
-        ("figure-by-figure", "A4", 717),
-        pytest.param("figure-by-figure", "Letter", 739, marks=pytest.mark.nightly),
-        pytest.param("scorecard", "A4", 717, marks=pytest.mark.nightly),
-        pytest.param("record", "A4", 717, marks=pytest.mark.nightly),
-    ],
-)
-def test_wide_pages_print_whole(name, paper, width, home):
-    """No column is cut, and no page is blank. `width`: of the paper between its margins."""
-    with browser(f"{home}book/{name}.html", width, home=home) as page:
-        texts = printed_pages(page.pdf(format=paper))
-        assert len(texts) > 3 and min(texts) > 0, texts
-        page.emulate_media(media="print")
-        cut = "[...document.querySelectorAll('.bd-article :is(table, svg)')]"
-        cut += ".filter((part) => part.getBoundingClientRect().right > innerWidth + 1).length"
-        assert page.evaluate(cut) == 0
-
-
 @needs_book
 def test_definitions_and_docstrings_are_shown_whole():
     """No definition in a tooltip ends in " .", and no list of a docstring is a box of code."""
@@ -354,81 +134,6 @@ def test_definitions_and_docstrings_are_shown_whole():
     boxes = re.findall(r"<pre><span></span>(.*?)</pre>", pages["api.html"], re.DOTALL)
     assert boxes and [box for box in boxes if re.match(r"(reach it|is attended)", box)] == []
     assert "model_config" not in pages["api.html"]
-
-
-@needs_browser
-@needs_book
-def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
-    colour = "part => getComputedStyle(part).backgroundColor"
-    with browser(f"{home}book/playground-page.html", home=home, forced_colors="active") as page:
-        bar = page.locator(".playground-bar:not(.before)").first
-        bar.wait_for(state="attached")
-        heads = page.locator(".playground-map button").evaluate_all(f"all => all.map({colour})")
-        assert len({*heads}) > 3
-        assert bar.evaluate(colour) != page.locator("body").evaluate(colour)
-
-
-@needs_browser
-@needs_book
-def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
-    with browser(f"{home}book/02-project.html", home=home) as page:
-        rows, select = page.locator(".one-model tbody tr"), page.locator(".model-chooser select")
-        shown = "all => all.filter((row) => row.checkVisibility()).length"
-        assert "mini-gpt2" not in select.input_value() and rows.evaluate_all(shown) == 9
-        page.emulate_media(media="print")
-        assert rows.evaluate_all(shown) == rows.count() > 40
-        page.emulate_media(media="screen")
-        select.select_option("all")
-        assert rows.evaluate_all(shown) == rows.count()
-
-
-@needs_browser
-@needs_book
-def test_on_paper_a_menu_says_what_is_shown_and_charts_are_low(home):
-    with browser(f"{home}book/04-attention-weights.html", home=home) as page:
-        page.wait_for_function("document.querySelectorAll('svg.marks').length > 3")
-        page.emulate_media(media="print")
-        menu = page.locator(".vega-bind:has(select)").first
-        content = "(box, end) => getComputedStyle(box, end).content"
-        words = [menu.evaluate(content, end) for end in ("::before", "::after")]
-        assert words == ['"shown: "', '"; the others are online"']
-        assert not menu.locator(".vega-bind-name").is_visible()
-        heights = "all => all.map((chart) => chart.getBoundingClientRect().height)"
-        assert max(page.locator("svg.marks").evaluate_all(heights)) < 350  # a third of a page
-
-
-@needs_browser
-@needs_book
-def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
-    with browser(f"{home}book/scorecard.html", 390, 844, home=home) as page:
-        page.wait_for_selector("table.goes-on, .output.goes-on", state="attached")
-        box = page.locator("table.goes-on, .output.goes-on").first.element_handle()
-        box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
-        page.wait_for_function("box => !box.classList.contains('goes-on')", arg=box)
-
-
-@needs_browser
-@needs_book
-def test_a_link_to_two_words_leads_to_them(home):
-    with browser(f"{home}book/heads.html#two-words", 1400, 1000, home) as page:
-        page.wait_for_selector("#heads.ready")
-        page.wait_for_function(
-            "document.querySelector('#two-words').getBoundingClientRect().top < innerHeight"
-        )
-
-
-@needs_browser
-@needs_book
-def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(home):
-    tables = ".bd-article :is(table.stacks, table.table:has(.verdict))"
-    with browser(f"{home}book/intro.html", 390, 844, home) as page:
-        page.wait_for_selector(".stacks td[data-title]", state="attached")
-        page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
-        wide = "all => all.filter((table) => table.scrollWidth > table.clientWidth + 1).length"
-        assert page.locator(tables).count() == 1 and page.locator(tables).evaluate_all(wide) == 0
-        cells = page.locator(".stacks tbody td")
-        titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
-        assert titles and all(titles)
 
 
 TOO_TALL = """() => {
