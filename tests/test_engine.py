@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 import tiny_book
 from tiny_book import (
@@ -30,6 +31,9 @@ def home(tmp_path_factory):
     return tiny_book.make(tmp_path_factory.mktemp("book") / "it's a book")
 
 
+FAILS = "raise ValueError('no <b>luck</b>')"
+
+
 def times(home):
     """What was made when: measurement, chapters, pages."""
     names = (
@@ -41,26 +45,50 @@ def times(home):
     return [next((home / "_build").glob(name)).resolve().stat().st_mtime_ns for name in names]
 
 
-@pytest.fixture(scope="module")
-def built(home, tmp_path_factory):
-    """The book, built where another Python's kernel of the same name comes first in JUPYTER_PATH
-    (F9), and where the shell has a Snakemake profile of another project (K5)."""
-    kernel = tmp_path_factory.mktemp("jupyter") / "kernels/python3/kernel.json"
+def of_others(folder):
+    """An environment in which another Python's kernel of the same name comes first in JUPYTER_PATH
+    (F9), and which has a Snakemake profile of another project (K5)."""
+    kernel = folder / "jupyter/kernels/python3/kernel.json"
     kernel.parent.mkdir(parents=True)
     other = {"argv": ["/bin/false", "{connection_file}"], "display_name": "", "language": "python"}
     kernel.write_text(json.dumps(other))
-    profile = tmp_path_factory.mktemp("profile")
-    (profile / "config.yaml").write_text("executor: of-another-project\n")
-    code, output = build(home, JUPYTER_PATH=str(kernel.parents[2]), SNAKEMAKE_PROFILE=str(profile))
+    (folder / "profile").mkdir()
+    (folder / "profile/config.yaml").write_text("executor: of-another-project\n")
+    return {"JUPYTER_PATH": str(folder / "jupyter"), "SNAKEMAKE_PROFILE": str(folder / "profile")}
+
+
+def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(home, tmp_path):
+    """The one build of a push. That all chapters succeed is the build of the book itself."""
+    chapter, good = home / "book/91-one.ipynb", home / "_build/chapters/91-one.ipynb"
+    good.parent.mkdir(parents=True)
+    notebook(good, MEASURED)
+    last = nbformat.read(good, 4)
+    last.cells[-1].outputs = [nbformat.v4.new_output("stream", text="of the last build")]
+    nbformat.write(last, good)
+    notebook(chapter, MEASURED, FAILS, measurements=["heads"])
+    code, output = build(home, **of_others(tmp_path))
+    notebook(chapter, MEASURED, measurements=["heads"])
+    assert code == 1 and "91-one failed: ValueError: no <b>luck</b>" in output, output
+    assert list((home / "_build/measurements").glob("mini-gpt2/words-*/heads.nc"))
+    page = (home / "_build/html/book/91-one.html").read_text()
+    assert "of the last build" in page and "This chapter failed when it was last run" in page
+    assert "<b>luck" not in page
+    page = (home / "_build/html/book/92-two.html").read_text()
+    assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
+    assert NAME in page and "<em>b</em>" in page
+
+
+@pytest.fixture(scope="module")
+def built(home):
+    """The book, built without a failure."""
+    code, output = build(home)
     assert code == 0, output
     return home
 
 
-def test_pages_show_what_chapters_measured_and_drew(built):
+@pytest.mark.nightly
+def test_pages_show_what_chapters_measured(built):
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
-    page = (built / "_build/html/book/92-two.html").read_text()
-    assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
-    assert NAME in page and "<em>b</em>" in page
 
 
 @pytest.mark.nightly
@@ -72,6 +100,8 @@ def test_after_kill_9_of_a_measurement_the_same_command_goes_on(built):
     assert not measured.exists()
     code, output = build(built)
     assert code == 0 and measured.exists(), output
+    index = (built / "_build/html/searchindex.js").read_text()
+    assert "kept by intro" in index  # of a page that did not change
 
 
 @pytest.mark.nightly
@@ -114,33 +144,9 @@ def test_a_setting_that_nobody_knows_is_refused_with_the_nearest_name(built):
     )
 
 
-def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):
-    before = times(built)
-    notebook(
-        built / "book/91-one.ipynb",
-        MEASURED,
-        "raise ValueError('no <b>luck</b>')",
-        measurements=["heads"],
-    )
-    notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Other bars."))
-    code, output = build(built)
-    assert code == 1 and "91-one failed: ValueError: no <b>luck</b>" in output, output
-    measured, _, other, pages = (a != b for a, b in zip(before, times(built), strict=True))
-    assert other and pages and not measured
-    page = (built / "_build/html/book/91-one.html").read_text()
-    assert (
-        "'prompt': 8" in page
-        and "This chapter failed when it was last run" in page
-        and "<b>luck" not in page
-    )
-    assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
-    assert (
-        "kept by intro" in (built / "_build/html/searchindex.js").read_text()
-    )  # of a page that did not change
-
-
 @pytest.mark.nightly
 def test_it_fails_until_it_is_mended_and_a_warning_of_sphinx_fails_the_pages_in_words(built):
+    notebook(built / "book/91-one.ipynb", MEASURED, FAILS, measurements=["heads"])
     (built / "book/intro.md").write_text("# A book\n\nChanged.\n\n```{nosuch}\n```\n")
     code, output = build(built)
     assert code == 1 and "91-one failed: ValueError" in output, output
@@ -177,7 +183,7 @@ def test_ctrl_c_ends_a_build_and_the_same_command_goes_on(built):
     )
 
 
-def test_a_kernel_that_does_not_start_is_named_with_its_log(built, tmp_path):
+def test_a_kernel_that_does_not_start_is_named_with_its_log(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("Traceback ...\nRuntimeError: Kernel died before replying to kernel_info\n\n")
     assert building.failure(log) == "RuntimeError: Kernel died before replying to kernel_info"

@@ -21,7 +21,7 @@ needs_measurements = pytest.mark.skipif(
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "book").glob("*.ipynb"))
 # The others read the evidence of all chapters, and are for pages.
 RUNNABLE = [name for name in NOTEBOOKS if re.match(r"\d|playground", name)]
-ON_EACH_PUSH = ("07-mitigation", "12-what-every-head-does", "playground")
+ON_EACH_PUSH = ("12-what-every-head-does", "playground")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 WAIT = 300_000  # milliseconds for one step, on a machine that does other work
 POLL = 250  # milliseconds; Playwright would look at every frame, and make the browser draw them
