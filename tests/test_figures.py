@@ -5,6 +5,7 @@ import re
 import altair as alt
 import pandas as pd
 import pytest
+import xarray as xr
 from twotowers import colours, figures
 
 
@@ -52,6 +53,26 @@ def test_models_that_fit_one_screen_have_panels():
     assert "params" not in panels_of("mini-gpt2", height=900)
     steps = panels_of("mini-gpt2", *"bcdefg", height=alt.Step(13))
     assert "params" not in steps and "transform" not in steps
+
+
+def test_heads_have_a_point_each_and_those_of_a_kind_one_colour():
+    by_layer = xr.DataArray([1.0, 2.0], dims="layer")  # the same for all heads of a layer
+    names = ("layer", "head")
+    heads = xr.Dataset({"x": by_layer, "y": (names, [[3.0, 4.0], [5.0, 6.0]])})
+    heads["kind"] = (names, [["listed", "other"], ["other", "other"]])
+    of_models = {"mini-gpt2": heads, "smollm2-135m": heads.assign(y=heads["y"] + 10)}
+    spec = figures.scatter_heads(
+        of_models, "x", "y", {"y": "y (nats)"}, kinds=["listed", "other"], has_diagonal=True
+    ).to_dict()
+    (rows,) = spec["datasets"].values()
+    assert [(row["x"], row["y"]) for row in rows[:4]] == [(1, 3), (1, 4), (2, 5), (2, 6)]
+    assert [row["y"] for row in rows[4:]] == [13, 14, 15, 16]
+    assert [row["kind"] for row in rows].count("listed") == 2
+    line, points = spec["spec"]["layer"]
+    assert points["encoding"]["y"]["title"] == "y (nats)"
+    assert points["encoding"]["color"]["scale"]["domain"] == ["listed", "other"]
+    assert line["mark"]["type"] == "rule"
+    assert "<svg" in figures.svg(spec)
 
 
 def test_models_in_one_panel_have_a_colour_each():

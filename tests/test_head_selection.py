@@ -148,6 +148,16 @@ def test_heads_by_effect_have_the_largest_of_either_sign():
     assert head_selection.by_effect(effects, 2) == [(0, 1), (1, 0)]
 
 
+def test_the_head_with_the_largest_mean_has_the_first_place():
+    means = np.array([[0.2, -0.5, 0.3], [0.1, 0.9, 0.0]])
+    values = xr.DataArray([means - 1, means + 1], dims=("prompt", "layer", "head"))
+    ranked = head_selection.top_heads(values.mean("prompt"), 6, minimum=-1.0)
+    for arrangement in (values, values.transpose("head", "prompt", "layer")):
+        assert head_selection.places(arrangement, ranked) == [1, 2, 3, 4, 5, 6]
+    equal = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
+    assert head_selection.places(equal, [(0, 0), (0, 1), (1, 0), (1, 1)]) == [4, 1, 1, 3]
+
+
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = head_selection.select_heads(values, [Head(1, 2), Head(0, 1)])

@@ -152,8 +152,3 @@ def test_the_picture_shows_differences_within_a_row_and_a_class_pair(chapter):
     for half in (slice(0, 24), slice(24, 48)):
         expected = nats[:, half] - nats[:, half].mean(1, keepdims=True)
         assert scores[:, half] == pytest.approx(expected)
-
-
-def test_a_rank_counts_the_heads_before(chapter):
-    values = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
-    assert chapter["ranks"](values).tolist() == ["4 of 4", "1 of 4", "1 of 4", "3 of 4"]

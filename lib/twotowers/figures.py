@@ -358,6 +358,53 @@ def diagonal(x: str, y: str) -> alt.Chart:
     )
 
 
+def scatter_heads(
+    values: Mapping[str, xr.Dataset],
+    x: str,
+    y: str,
+    titles: Mapping[str, str],
+    *,
+    kinds: Sequence[str] = (),
+    has_diagonal: bool = False,
+    **panels: Any,
+) -> alt.FacetChart:
+    """Draw a point for each head, from two of its quantities, one panel for each model.
+
+        >>> heads = xr.Dataset({"before": (("layer", "head"), [[0.1, 0.2]])})
+        >>> values = {"a": heads.assign(after=heads["before"] ** 2)}
+        >>> chart = scatter_heads(values, "before", "after", {"after": "after (nats)"})
+        >>> chart.to_dict()["spec"]["encoding"]["y"]["title"]
+        'after (nats)'
+
+    Args:
+        values: Quantities by model, over (layer, head) or fewer dimensions, and `kind` if the heads
+            have kinds.
+        x: Quantity of the horizontal axis.
+        y: Quantity of the vertical axis.
+        titles: Titles of quantities. A quantity without a title has its own name.
+        kinds: Kinds of heads, which have colours.
+        has_diagonal: Whether a dashed line shows where both quantities are equal.
+        **panels: Arguments of `facets`.
+    """
+    named = ["model", "layer", "head", *(["kind"] if kinds else [])]
+    tables = []
+    for model, heads in values.items():
+        table = heads[[*named[3:], x, y]].to_dataframe().reset_index()
+        tables.append(table.assign(model=model))
+    axes = [
+        channel(f"{name}:Q", title=titles.get(name, name)).scale(zero=False)
+        for channel, name in ((alt.X, x), (alt.Y, y))
+    ]
+    numbers = [alt.Tooltip(f"{name}:Q", format="+.2f") for name in (x, y)]
+    chart = alt.Chart().mark_point(size=35, opacity=0.7)
+    chart = chart.encode(*axes, tooltip=[*named, *numbers])
+    if kinds:
+        chart = chart.encode(colour("kind", kinds))
+    if has_diagonal:
+        chart = diagonal(x, y) + chart
+    return facets(chart, below(tables, *named, x, y), **panels)
+
+
 def intervals(
     table: pd.DataFrame,
     by: str,

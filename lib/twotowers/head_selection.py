@@ -242,6 +242,21 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     return top_heads(abs(mean), k)
 
 
+def places(values: xr.DataArray, heads: Heads) -> list[int]:
+    """Return the places of some heads if all heads are ranked by their mean, the largest first.
+
+        >>> values = xr.DataArray([[[0.1, 0.4], [0.0, 0.3]]], dims=("prompt", "layer", "head"))
+        >>> places(values, [(0, 1), (1, 0)])
+        [1, 4]
+
+    Args:
+        values: Over (prompt, layer, head).
+        heads: Heads whose places are returned.
+    """
+    means = values.mean("prompt").transpose("layer", "head").values
+    return [1 + int((means > means[tuple(head)]).sum()) for head in heads]
+
+
 def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
