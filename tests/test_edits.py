@@ -18,6 +18,7 @@ from towerlab.model.edits import (
     steer,
     zero_ablate,
 )
+from towerlab.model.last_layer import last_layer_at_last
 from towerlab.model.last_position import LastPosition
 
 HEADS = ((0, 1), (1, 0), (1, 1))
@@ -66,6 +67,17 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(
     assert (whole[1:] - whole[0]).abs().amax((1, 2)).gt(1e-5).tolist() == [
         bool(edit.heads) for edit in edits[1:]
     ]
+
+
+def test_a_last_layer_at_the_last_position_gives_the_logits_of_a_whole_run(model, base):
+    widths = []
+    out = model.part(model.n_layers - 1, "attention_out")
+    whole = model.logits(base)
+    with out.register_forward_hook(lambda _, args, output: widths.append(args[0].numel())):
+        with last_layer_at_last(model):
+            near(model.logits(base), whole, atol=1e-12)
+        model.logits(base)  # undone
+    assert widths == [2 * model.n_heads * model.d_head, 2 * 11 * model.n_heads * model.d_head]
 
 
 def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_recorded_as_it_was(

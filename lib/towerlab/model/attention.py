@@ -280,8 +280,8 @@ def block_calls(model: Model, layers: Iterable[int]) -> Iterator[dict[int, tuple
         yield calls
 
 
-class _Reached(Exception):
-    """A run has come to the last layer that it is for."""
+class Reached(Exception):
+    """A run has come to the last part that it is for."""
 
 
 @torch.inference_mode()
@@ -299,11 +299,11 @@ def block_inputs(model: Model, batch: Prompts, layers: Collection[int]) -> dict[
     """
 
     def stop(*_) -> None:
-        raise _Reached
+        raise Reached
 
     highest = model.layers[max(layers)]
     calling = block_calls(model, layers)
-    with calling as calls, highest.register_forward_pre_hook(stop), suppress(_Reached):
+    with calling as calls, highest.register_forward_pre_hook(stop), suppress(Reached):
         model.logits(batch)
     inputs = {}
     for layer in layers:

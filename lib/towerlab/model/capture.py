@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from towerlab.model import unembed
 from towerlab.model.attention import Attention, reading_attention, split_call
+from towerlab.model.last_layer import last_layer_at_last
 from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Encoded, Prompts
 
@@ -166,7 +167,9 @@ def capture(model: Model, encoded: Prompts, include: Collection[str] = ()) -> Ca
                 record(name, module, site)
         stack.enter_context(reading_attention(model, layers, attended))
         record("resid_final", model.final_norm, SITES["resid_pre"])
-        own_logits = model.logits(encoded)
+        of_all_positions = "streams" in include
+        with nullcontext() if of_all_positions else last_layer_at_last(model):
+            own_logits = model.logits(encoded)
     # Layers may be on several devices (device_map); the analysis needs all values on one device.
     parts = {}
     for name, tensors in entries.items():
@@ -217,16 +220,15 @@ def answer(model: Model, batch: Prompts) -> TopAndLogProbs:
         Top tokens (batch,), and log-probabilities (nats) of the true label and the other label
         (batch, label). They are computed in float32 or wider.
     """
-    if not model.is_narrow:
-        return label_log_probs(model.logits(batch), batch)
     finals: list[Tensor] = []
 
     def keep(_, args: tuple) -> None:
         finals.append(args[0][:, -1])
 
-    with model.final_norm.register_forward_pre_hook(keep):
-        model.logits(batch)
-    logits = unembed.final_logits(model, finals[0])
+    with last_layer_at_last(model), model.final_norm.register_forward_pre_hook(keep):
+        logits = model.logits(batch)
+    if model.is_narrow:
+        logits = unembed.final_logits(model, finals[0])
     return label_log_probs(logits, batch)
 
 

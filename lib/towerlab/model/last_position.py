@@ -37,6 +37,7 @@ from torch import Tensor
 from towerlab.model.attention import Attention, block_calls, reading_attention
 from towerlab.model.capture import TopAndLogProbs, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, Edit, LayerState
+from towerlab.model.last_layer import at_last
 from towerlab.model.model import Model
 from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Prompts
@@ -237,19 +238,7 @@ class LastPosition:
                     edit.apply(layer, state)
             return z
 
-        def last_of(x: Tensor) -> Tensor:
-            """Return positions, cosines or sines for the rows, which are at the last position.
-
-            Masks stay as they are, because `attend` has its own.
-            """
-            _, length, *rest = x.shape
-            is_mask = length != n_positions
-            if is_mask:
-                return x
-            last = x[:, -1:]
-            return last.expand(-1, n_rows, *rest)
-
-        args, kwargs = recursively_apply(last_of, self._arguments[layer])
+        args, kwargs = at_last(self._arguments[layer], n_positions, n_rows)
         block = self.model.layers[layer]
         with reading_attention(self.model, [layer], attend):
             output = block(rows, *args, **kwargs)
