@@ -10,8 +10,7 @@ from towerlab.model.capture import answer, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, edited_answers
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import softcapped
-from towerlab.model.routes import logit_differences
-from towerlab.model.unembed import bs_values
+from towerlab.model.unembed import bs_values, logit_differences
 
 
 def unembedded(model, final):

@@ -37,7 +37,8 @@ from towerlab.model.edits import UNCHANGED, edited_answers, patch_z, set_attenti
 from towerlab.model.label_attention import Places, attention_difference, places_of, swapped_weights
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.model.routes import Route, logit_differences, message, routed
+from towerlab.model.routes import Route, message, routed
+from towerlab.model.unembed import logit_differences
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Prompts
 from twotowers import head_selection
@@ -146,9 +147,7 @@ def _effects_alone(
     edits += [set_attention([head], swapped) for head in model.all_heads]
     for z in donated:
         edits += [patch_z([head], z) for head in model.all_heads]
-    differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
-    for rows, final in last.finals(edits):
-        differences[rows] = logit_differences(model, final, last.batch)
+    differences = last.logit_differences(edits)
     # The change by each head in the final stream, with all else as in the plain run.
     messages = [message(last, edit, edit.first_layer)[:, 0] for edit in edits]
     final = last.capture.resid_final + torch.stack(messages)

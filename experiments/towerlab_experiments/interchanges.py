@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 import xarray as xr
 from towerlab.measure.design import EVALUATION
-from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
+from towerlab.measure.observations import Tensors, check_finite, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, BY_ATTENTION, draw_random_sets, present
-from towerlab.model.edits import interchange
+from towerlab.model.edits import UNCHANGED, interchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import donors_of, texts_of_one_length
@@ -108,7 +108,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Data
         sets: Name -> heads.
 
     Returns:
-        Dataset of answers over (head_set, prompt), and of `base_logit_difference` and
+        Dataset of `logit_difference` (nats; head_set, prompt), and of `base_logit_difference` and
         `source_logit_difference` (prompt), the logit differences of both prompts without
         intervention (nats). Coordinates of a prompt are those of the base, with `pair_kind`.
     """
@@ -124,13 +124,14 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: HeadSets) -> xr.Data
         kinds = [pairs[i].kind for i in index]
         positions = torch.tensor([e.label_positions for e in bases])
         edits = [interchange(heads, kinds, source.plain, positions) for heads in sets.values()]
-        plain = answer_variables(every_prompt.batch, *every_prompt.plain_answer())
-        differences = plain["logit_difference"]
+        (plain,) = every_prompt.logit_differences([UNCHANGED])
+        exchanged = base.logit_differences(edits)
+        check_finite(exchanged)
         return {
-            **answer_variables(bases, *base.answers(edits)),
-            "base_logit_difference": differences[base_rows],
+            "logit_difference": exchanged.T,
+            "base_logit_difference": plain[base_rows],
             # The source's true label is the other label of the base.
-            "source_logit_difference": -differences[source_rows],
+            "source_logit_difference": -plain[source_rows],
         }
 
     bases = [pair.base for pair in pairs]

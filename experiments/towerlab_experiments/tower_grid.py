@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import xarray as xr
 from towerlab.measure.design import SELECTION, Design
-from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
+from towerlab.measure.observations import Tensors, check_finite, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.measure.sets import BY_ATTENTION, draw_random_sets, other_halves, present
@@ -199,7 +199,7 @@ def tower_grid(
             of them is used.
 
     Returns:
-        Dataset of answers over (head_set, query_coefficient, key_coefficient, prompt).
+        Dataset of `logit_difference` (nats; head_set, query_coefficient, key_coefficient, prompt).
     """
     shape = len(moved), len(coefficients), len(coefficients)
 
@@ -209,8 +209,9 @@ def tower_grid(
             for heads, directions in moved.values()
             for edit in steering(model, batch, heads, directions, coefficients)
         ]
-        top, log_prob = LastPosition(model, batch).answers(edits)
-        return answer_variables(batch, top.unflatten(0, shape), log_prob.unflatten(0, shape))
+        differences = LastPosition(model, batch).logit_differences(edits)
+        check_finite(differences)
+        return {"logit_difference": differences.unflatten(0, shape).movedim(-1, 0)}
 
     arrays = read_batches("towers moved", encoded, 2048, run)
     return observations(

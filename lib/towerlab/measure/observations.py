@@ -202,6 +202,21 @@ def plain_z(model: Model, encoded: Prompts) -> Float[Tensor, "prompt layer head 
     return torch.from_numpy(z).to(model.dtype)
 
 
+def check_finite(answers: Tensor) -> None:
+    """Raise TwoTowersError if answers are not finite.
+
+    An average over them would look like a result.
+
+    Args:
+        answers: Log-probabilities or logit differences.
+
+    Raises:
+        TwoTowersError: If a number is not finite.
+    """
+    if not answers.isfinite().all():
+        raise TwoTowersError(f"cannot use the model: its answers are not finite; {WIDER}")
+
+
 def answer_variables(
     batch: Prompts,
     top: Int[Tensor, "*versions batch"],
@@ -221,10 +236,9 @@ def answer_variables(
         another token).
 
     Raises:
-        TwoTowersError: If numbers are not finite. An average over them would look like a result.
+        TwoTowersError: If numbers are not finite.
     """
-    if not log_prob.isfinite().all():
-        raise TwoTowersError(f"cannot use the model: its answers are not finite; {WIDER}")
+    check_finite(log_prob)
     true, other = log_prob.unbind(-1)
     true_ids, other_ids = torch.tensor([e.label_pair_ids for e in batch]).T
     top_answer = torch.full_like(top, 2, dtype=torch.int8)

@@ -39,7 +39,7 @@ from towerlab.model.capture import TopAndLogProbs, capture, label_log_probs
 from towerlab.model.edits import UNCHANGED, Edit, LayerState
 from towerlab.model.last_layer import at_last
 from towerlab.model.model import Model
-from towerlab.model.unembed import final_logits
+from towerlab.model.unembed import final_logits, logit_differences
 from towerlab.prompts.prompt import Prompts
 
 MAX_ROWS = 1024  # maximum number of prompts times edits at a time, which bounds the memory
@@ -135,6 +135,23 @@ class LastPosition:
         for chunk, final in self.finals(edits):
             top[chunk], log_prob[chunk] = self.final_answers(final)
         return top, log_prob
+
+    @torch.inference_mode()
+    def logit_differences(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch"]:
+        """Compute the logit of the true label minus that of the other label under each edit.
+
+        Only the labels are unembedded, which takes a fraction of the time of whole answers.
+
+        Args:
+            edits: Edits of the last position, one for each version of the batch.
+
+        Returns:
+            Logit differences (nats; edit, prompt), in float64 on the CPU.
+        """
+        differences = torch.empty(len(edits), len(self.batch), dtype=torch.float64)
+        for chunk, final in self.finals(edits):
+            differences[chunk] = logit_differences(self.model, final, self.batch)
+        return differences
 
     def final_answers(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
         """Compute the answers from final residual streams of versions of the batch.

@@ -34,9 +34,7 @@ from torch import Tensor
 from towerlab.model.attention import split_call
 from towerlab.model.edits import Edit
 from towerlab.model.last_position import LastPosition
-from towerlab.model.model import Model, softcapped, widen
-from towerlab.model.unembed import final_normed
-from towerlab.prompts.prompt import Prompts
+from towerlab.model.model import Model
 
 
 class Route(NamedTuple):
@@ -154,31 +152,3 @@ def _hiding(
             linear = model.part(layer, path)
             stack.enter_context(linear.register_forward_pre_hook(mlp))
         yield
-
-
-def logit_differences(
-    model: Model, final: Float[Tensor, "*versions batch d_model"], batch: Prompts
-) -> Float[Tensor, "*versions batch"]:
-    """Return the logit of the true label minus that of the other label.
-
-    The scale of the final norm is recomputed. Only these two words are unembedded.
-
-    Args:
-        model: Any model.
-        final: Final residual streams (*versions, batch, d_model).
-        batch: Prompts of the streams.
-
-    Returns:
-        Logit differences (nats; *versions, batch), in float64 on the CPU.
-    """
-    unembedding = model.unembedding
-    normed = final_normed(model, final)
-    words = torch.tensor([e.label_pair_ids for e in batch], device=model.device)
-    rows = unembedding.weight[words].to(normed.dtype)
-    logits = torch.einsum("...bd,bwd->...bw", normed, rows)
-    if unembedding.bias is not None:
-        logits = logits + unembedding.bias[words]
-    logits = softcapped(logits, unembedding.softcap)
-    true, other = widen(logits).unbind(-1)
-    difference = true - other
-    return difference.cpu().double()

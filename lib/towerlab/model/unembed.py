@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from towerlab.model.model import Model, Unembedding, add_bias, apply_norm, softcapped, widen
+from towerlab.prompts.prompt import Prompts
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # number of words projected at a time
@@ -216,3 +217,31 @@ def final_logits(
     else:
         logits = model.hf.get_output_embeddings()(normed)
     return softcapped(logits, unembedding.softcap)
+
+
+def logit_differences(
+    model: Model, final: Float[Tensor, "*versions batch d_model"], batch: Prompts
+) -> Float[Tensor, "*versions batch"]:
+    """Return the logit of the true label minus that of the other label.
+
+    The scale of the final norm is recomputed. Only these two words are unembedded.
+
+    Args:
+        model: Any model.
+        final: Final residual streams (*versions, batch, d_model).
+        batch: Prompts of the streams.
+
+    Returns:
+        Logit differences (nats; *versions, batch), in float64 on the CPU.
+    """
+    unembedding = model.unembedding
+    normed = final_normed(model, final)
+    words = torch.tensor([e.label_pair_ids for e in batch], device=model.device)
+    rows = unembedding.weight[words].to(normed.dtype)
+    logits = torch.einsum("...bd,bwd->...bw", normed, rows)
+    if unembedding.bias is not None:
+        logits = logits + unembedding.bias[words]
+    logits = softcapped(logits, unembedding.softcap)
+    true, other = widen(logits).unbind(-1)
+    difference = true - other
+    return difference.cpu().double()
