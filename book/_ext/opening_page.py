@@ -81,14 +81,15 @@ def answer(rows: pd.DataFrame) -> str:
     told = sentences(rows)
     models = rows["model"].unique()
     n_pretrained = sum(model not in included_models() for model in models)
+    depends, on_word = told.get("exchange-query", ""), told.get("used", "")
+    yes = "Yes, they do. " if depends and on_word else ""
     return (
         '<p class="opening-answer">Show a language model four labelled words '
         "(<i>demonstrations</i>), and it labels a fifth (the <i>query</i>). "
         '<a href="references.html">A paper of 2024</a> says that a few attention heads compare the '
         "query with the demonstrations, and copy the label of similar ones. "
         f"We tested {len(models)} models, {n_pretrained} of them pretrained. "
-        f"<b>{told.get('word prompts', '')}</b> {told.get('exchange-query', '')} "
-        f"{told.get('used', '')} "
+        f"<b>{yes}</b>{depends} {on_word} <b>{told.get('word prompts', '')}</b> "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
 

@@ -21,6 +21,7 @@ from twotowers.paths import chapter_names
 
 MARK = re.compile(r'<div data-(picture|claim)="([\w-]+)"></div>')
 CLASS_PAIR = ("animal", "country")  # of the words that the story names
+VERDICTS = ("same-word", "graded", "beyond-inputs")  # claims below the matrices
 MIRRORED = {"nothing mirrored": (0, 0), "query mirrored": (-1, 0),
             "keys mirrored": (0, -1), "both mirrored": (-1, -1)}  # fmt: skip
 """Coefficients of query and keys: -1 mirrors the query at the middle between the classes, and the
@@ -76,7 +77,7 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
         f"{_figure('Classes only: the mean of each block', same_colours['picture'], '')}"
         f"{_figure(f'Measured: head {head}', measured['picture'], 'a word meets itself')}"
         f"{_colour_scale(limit)}<p>{text}</p>"
-        f"{plain_words.verdicts_in_words(rows, ('same-word', 'graded'))}</section>"
+        f"{plain_words.verdicts_in_words(rows, VERDICTS)}</section>"
     )
 
 
@@ -199,7 +200,7 @@ def _colour_scale(limit: float) -> str:
     )
     picture = f'<svg width="{8 * len(steps)}" height="12" aria-hidden="true">{cells}</svg>'
     return (
-        f'<p class="strip-key">score minus the mean of its row: <span>−{limit:.2g} or less '
+        f'<p class="strip-key">both pictures: score minus the mean of its row, <span>−{limit:.2g} or less '
         f"{picture} +{limit:.2g} or more</span></p>"
     )
 

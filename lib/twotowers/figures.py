@@ -389,7 +389,8 @@ def scatter_heads(
     named = ["model", "layer", "head", *(["kind"] if kinds else [])]
     tables = []
     for model, heads in values.items():
-        table = heads[[*named[3:], x, y]].to_dataframe().reset_index()
+        shown = heads[[*named[3:], x, y]].reset_coords(drop=True)
+        table = shown.to_dataframe().reset_index()
         tables.append(table.assign(model=model))
     axes = [
         channel(f"{name}:Q", title=titles.get(name, name)).scale(zero=False)
