@@ -33,6 +33,15 @@ def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
     assert gone == ["product"]
 
 
+def test_the_question_is_answered_as_long_as_both_of_its_sentences_stand(rows):
+    own = rows.assign(model="mine--1a2b3c", verdict=claims.ABSENT)
+    text = opening_page.answer(pd.concat([rows, own]))
+    assert "<b>Yes, they do</b>, in all 6 models that we tested, 5 of them pretrained." in text
+    for claim in ("used", "exchange-query"):
+        moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == claim, claims.UNDECIDED))
+        assert "Yes" not in opening_page.answer(moved)
+
+
 @pytest.fixture
 def judged(rows, monkeypatch):
     """Four results of the paper in mini-gpt2 and a pretrained model."""

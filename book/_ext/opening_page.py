@@ -79,17 +79,18 @@ def answer(rows: pd.DataFrame) -> str:
         rows: Rows of evidence.
     """
     told = sentences(rows)
-    models = rows["model"].unique()
+    findings = claims.written_findings()
+    models = findings[findings["claim"] == "used"]["model"].unique()
     n_pretrained = sum(model not in included_models() for model in models)
     depends, on_word = told.get("exchange-query", ""), told.get("used", "")
-    yes = "Yes, they do. " if depends and on_word else ""
+    extent = f"{len(models)} models that we tested, {n_pretrained} of them pretrained. "
+    found = f"<b>Yes, they do</b>, in all {extent}{depends} {on_word}"
     return (
         '<p class="opening-answer">Show a language model four labelled words '
         "(<i>demonstrations</i>), and it labels a fifth (the <i>query</i>). "
         '<a href="references.html">A paper of 2024</a> says that a few attention heads compare the '
         "query with the demonstrations, and copy the label of similar ones. "
-        f"We tested {len(models)} models, {n_pretrained} of them pretrained. "
-        f"<b>{yes}</b>{depends} {on_word} <b>{told.get('word prompts', '')}</b> "
+        f"{found if depends and on_word else ''} <b>{told.get('word prompts', '')}</b> "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
     )
 

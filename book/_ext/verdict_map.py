@@ -119,10 +119,12 @@ def drawn(build: Path) -> str:
     marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
     return (
         f'<div class="verdict-map" id="verdict-map"><p>{signs} empty: not run. Marks of the '
-        f"answers of a model that fails the task: {marks}.</p>"
-        f"<p><b>On counterbalanced prompts</b>, {len(asked)} tests: {counted(asked)}</p>"
+        f"answers of a model that fails the task: {marks}. <i>Not specific</i>: random heads do as "
+        "well. <i>Too few other heads</i>: not enough for this comparison.</p>"
+        f"<p><b>On counterbalanced prompts</b> (order and labels balanced), {len(asked)} tests: "
+        f"{counted(asked)}</p>"
         f"<div>{_tables(solved, models)}</div>"
-        f"<p><b>In the paper's protocol</b>, {summary(judged)}</p>"
+        f"<p><b>In the paper's protocol</b> (right labels last), {summary(judged)}</p>"
         f"<div>{_tables(judged, models)}</div></div>"
     )
 
