@@ -200,8 +200,8 @@ def _colour_scale(limit: float) -> str:
     )
     picture = f'<svg width="{8 * len(steps)}" height="12" aria-hidden="true">{cells}</svg>'
     return (
-        f'<p class="strip-key">both pictures: score minus the mean of its row, <span>−{limit:.2g} or less '
-        f"{picture} +{limit:.2g} or more</span></p>"
+        '<p class="strip-key">both pictures: score minus the mean of its row, '
+        f"<span>−{limit:.2g} or less {picture} +{limit:.2g} or more</span></p>"
     )
 
 
