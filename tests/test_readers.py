@@ -1,6 +1,6 @@
 """Which kinds of vectors of a head are read, by hand."""
 
-from twotowers.readers import find_readers
+from twotowers.readers import find_readers, read_row
 
 N_ROWS = {"value": 4, "key": 3}
 
@@ -22,3 +22,13 @@ def test_half_of_the_rows_of_a_kind_are_enough():
 def test_of_heads_that_read_as_many_kinds_the_one_with_most_rows_is_best():
     tables = {"0-0": table(4, 1), "0-1": table(2, 2), "0-2": table(3, 2)}
     assert find_readers(tables, [*tables], N_ROWS).best == "0-2"
+
+
+def test_a_row_fits_by_an_accepted_word_and_by_no_rejected_one():
+    words = ["-Two", "love", "the"]
+    assert read_row("key", "t", words, {"two"})[2:] == (
+        [("-Two", True), ("love", False), ("the", False)],
+        True,
+    )
+    assert not read_row("key", "t", words, {"two"}, {"love"})[3]
+    assert not read_row("value", "t", words, {"love"}, among=1)[3]

@@ -269,6 +269,20 @@ class Chapter(Measurements):
             return []
         return [tuple(sorted(heads)) for heads in sets]
 
+    def lists_of_heads(self, model: str) -> dict[str, Sequence[Sequence[Head]]]:
+        """Return two lists of a model and twenty random ones, by name, without empty ones.
+
+        The random ones are matched to the heads by attribution (`draw_random_sets`).
+
+        Args:
+            model: Name of the model.
+        """
+        sets: dict[str, Sequence[Sequence[Head]]] = {
+            name: [self.sets[model][name]] for name in ("by attribution", "by attention")
+        }
+        sets["other heads"] = self.draw_random_sets(model, "by attribution", n_sets=20)
+        return {name: lists for name, lists in sets.items() if lists and lists[0]}
+
     table = staticmethod(intervals.table)
 
     def figure(

@@ -141,6 +141,16 @@ def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
     return values >= lowest
 
 
+def unlisted(ds: xr.Dataset) -> np.ndarray:
+    """Return the names of the measured heads that are in no list of the paper's method.
+
+    Args:
+        ds: Measurement `paper` of a model.
+    """
+    is_listed = ds["selected_head"].isin(ds["in_context_head"])
+    return ds["selected_head"][~is_listed].values
+
+
 def head_sets(heads: xr.Dataset, k: int) -> dict[str, list[Head]]:
     """Return the sets of heads of this module by name, best head first.
 

@@ -116,15 +116,16 @@ class Measurements:
         datasets = self._datasets(name, suite, labels)
         return {model: files.select_named_sets(data) for model, data in datasets.items()}
 
-    def stored(self, name: str) -> dict[str, xr.Dataset]:
+    def stored(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
         """Return a measurement of every model that has it already, smallest model first.
 
         Nothing is measured. So a chapter can show expensive numbers if there are any.
 
         Args:
             name: Measurement.
+            suite: Another suite than the one of the settings, such as "sentences".
         """
-        datasets = self._files(name, self.settings.suite, False)
+        datasets = self._files(name, suite or self.settings.suite, False)
         return {model: files.select_labels(data, "arbitrary") for model, data in datasets.items()}
 
     def control(self, name: str) -> dict[str, xr.Dataset]:

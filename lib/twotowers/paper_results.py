@@ -199,6 +199,23 @@ def compare_lists(
     return found._replace(prompts=first.sizes["prompt"])
 
 
+def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
+    """Return the mean of the results that can be tested, with the words of each.
+
+    Args:
+        results: Results of one model, with random lists and resamples.
+        reason: Reason why there is no mean, if none of them can be tested.
+    """
+    tested = {name: found for name, found in results.items() if not math.isnan(found.value)}
+    if not tested:
+        return Result(math.nan, reason)
+    fields = "value", "random", "resampled"
+    numbers = [[getattr(found, name) for found in tested.values()] for name in fields]
+    value, random, resampled = (np.mean(of_sets, axis=0) for of_sets in numbers)
+    words = "; ".join(f"{name}: {found.words}" for name, found in tested.items())
+    return Result(float(value), words, random, resampled)
+
+
 def compare_task(balance: xr.Dataset) -> Result:
     """Return how often a model solves the task of the paper's prompts.
 

@@ -7,7 +7,7 @@ rows fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import xarray as xr
@@ -29,6 +29,34 @@ class Readers(NamedTuple):
     kinds: xr.DataArray
     best: str
     words: str
+
+
+def read_row(
+    kind: str,
+    text: str,
+    words: Sequence[str],
+    accepted: Collection[str],
+    rejected: Collection[str] = (),
+    among: int | None = None,
+) -> Row:
+    """Return a row of the table. It fits if an accepted word is there, and no rejected one.
+
+        >>> read_row("key", "love : bar", ["-Love", "eight"], {"love"}, {"one"})
+        ('key', 'love : bar', [('-Love', True), ('eight', False)], True)
+
+    Args:
+        kind: Kind of vector.
+        text: Text at its position.
+        words: Top words. A hyphen marks a token from inside a word.
+        accepted: Words that count, in lower case.
+        rejected: Words that must not be among the top words.
+        among: Number of first words, one of which has to count; by default all.
+    """
+    plain = [word.lstrip("-").casefold() for word in words]
+    counts = [word in accepted for word in plain]
+    is_rejected = any(word in rejected for word in plain)
+    fits = any(counts[:among]) and not is_rejected
+    return kind, text, list(zip(words, counts, strict=True)), fits
 
 
 def find_readers(

@@ -1,0 +1,101 @@
+"""Values of heads at labels: of two kinds, of two words, and of the two halves of a list.
+
+    >>> attention = xr.DataArray([0.2, 0.5], dims="demonstration")
+    >>> by_kind = split_labels(attention, xr.DataArray([False, True], dims="demonstration"))
+    >>> by_kind.sum("demonstration").to_series().to_dict()
+    {'right label': 0.5, 'other label': 0.2}
+
+Tables 3 to 6 of the EMNLP version are about a list whose first half are foo-heads, and whose second
+half are bar-heads. The *own label* of a head is the word of its half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from twotowers.paper_results import LABELS
+
+WORDS = ["foo", "bar"]
+HALVES = ["foo-heads", "bar-heads"]
+"""Halves of a list, whose own labels are WORDS"""
+
+
+def split_labels(
+    values: xr.DataArray, is_first: xr.DataArray, names: Sequence[str] = LABELS
+) -> xr.DataArray:
+    """Return values at labels of two kinds.
+
+    Args:
+        values: Over (..., demonstration).
+        is_first: Booleans over (..., demonstration), true for labels of the first kind.
+        names: Names of the kinds.
+
+    Returns:
+        Over (label, ..., demonstration), missing at labels of the other kind.
+    """
+    kinds = [values.where(is_first), values.where(~is_first)]
+    return xr.concat(kinds, pd.Index(names, name="label"))
+
+
+def sums_by_word(values: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
+    """Return sums over the positions of foo, and over those of bar.
+
+    Args:
+        values: Over (..., prompt, demonstration).
+        ds: Measurement of the paper's prompts.
+
+    Returns:
+        Over (label, ..., prompt).
+    """
+    is_foo_right = ds.true_label == WORDS[0]
+    is_foo = ds.is_true_label == is_foo_right
+    return split_labels(values, is_foo, WORDS).sum("demonstration")
+
+
+def by_half(values: xr.DataArray) -> xr.DataArray:
+    """Return means over the first and over the second half of the heads of a list.
+
+    Args:
+        values: Over (..., selected_head).
+
+    Returns:
+        Over (head_set, ...), with HALVES.
+    """
+    n = values.sizes["selected_head"] // 2
+    halves = [values.isel(selected_head=half) for half in (slice(n), slice(n, None))]
+    means = [half.mean("selected_head") for half in halves]
+    return xr.concat(means, pd.Index(HALVES, name="head_set"))
+
+
+def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
+    """Return the own label of each head of a list, and the other label.
+
+    Args:
+        values: Over (..., selected_head).
+
+    Returns:
+        Two arrays over (selected_head,).
+    """
+    n = values.sizes["selected_head"] // 2
+    orders = WORDS, WORDS[::-1]
+    return [xr.DataArray(np.repeat(words, n), dims="selected_head") for words in orders]
+
+
+def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str]) -> xr.DataArray:
+    """Return means of the heads of a list, and of heads in no list, which random lists consist of.
+
+    Args:
+        values: Values of the list, over (..., prompt, selected_head).
+        others: The same values of more heads, on prompts of their own.
+        listed: Names of all heads that are in a list.
+
+    Returns:
+        Over (..., selected_head).
+    """
+    unlisted = others.drop_sel(selected_head=listed, errors="ignore")
+    parts = [values.mean("prompt"), unlisted.mean("prompt")]
+    return xr.concat(parts, "selected_head", join="override", coords="minimal", compat="override")

@@ -1,0 +1,68 @@
+"""Values of heads at labels, against sums by hand, and the two biases."""
+
+import numpy as np
+import xarray as xr
+from tolerances import near
+from twotowers import biases, label_values
+from twotowers.paper_results import LABELS, Result, mean_of_results
+
+
+def test_sums_by_word_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    is_true = np.array([[True, False, False], [False, True, True]])
+    right = ["foo", "bar"]
+    ds = xr.Dataset(
+        {"is_true_label": (("prompt", "demonstration"), is_true), "true_label": ("prompt", right)}
+    )
+    values = xr.DataArray(rng.random((2, 4, 3)), dims=("prompt", "selected_head", "demonstration"))
+    sums = label_values.sums_by_word(values, ds)
+    for label in label_values.WORDS:
+        for i in range(2):
+            other = "bar" if right[i] == "foo" else "foo"
+            places = [j for j in range(3) if (right[i] if is_true[i, j] else other) == label]
+            near(sums.sel(label=label, prompt=i), values[i, :, places].sum("demonstration"))
+
+
+def test_halves_of_a_list_have_their_own_labels():
+    values = xr.DataArray([1.0, 3, 5, 7], dims="selected_head")
+    assert label_values.by_half(values).to_series().to_dict() == {"foo-heads": 2, "bar-heads": 6}
+    own, other = label_values.own_and_other(values)
+    assert own.values.tolist() == ["foo", "foo", "bar", "bar"]
+    assert other.values.tolist() == ["bar", "bar", "foo", "foo"]
+
+
+def test_random_lists_are_of_heads_in_no_list():
+    names = {"selected_head": ["0-0", "0-1"]}
+    listed = xr.DataArray([[1.0, 2], [3, 4]], names, ("prompt", "selected_head"))
+    more = xr.DataArray(
+        [[9.0, 9, 5]], {"selected_head": ["0-0", "1-1", "2-2"]}, ("prompt", "selected_head")
+    )
+    means = label_values.with_others(listed, more, ["0-0", "0-1", "1-1", "3-3"])
+    assert means.to_series().to_dict() == {"0-0": 2, "0-1": 3, "2-2": 5}
+
+
+def test_labels_are_split_by_kind():
+    values = xr.DataArray([1.0, 2, 3], dims="demonstration")
+    split = label_values.split_labels(values, xr.DataArray([True, False, True], dims=values.dims))
+    assert split.sum("demonstration").to_series().to_dict() == dict(
+        zip(LABELS, (4, 2), strict=True)
+    )
+
+
+def test_a_bias_is_favoured_minus_not():
+    changes = [change for pair in biases.CONDITIONS.values() for change in pair]
+    ds = xr.Dataset({"logit_difference": ("change", [5.0, 1, 2, 4])}, {"change": changes})
+    assert [biases.bias(ds, kind).item() for kind in biases.CONDITIONS] == [4, -2]
+
+
+def test_a_mean_of_results_leaves_out_what_cannot_be_tested():
+    results = {
+        "a": Result(0.2, "x", [0.0, 0.4], [0.1, 0.3]),
+        "b": Result(0.4, "y", [0.2, 0.6], [0.3, 0.5]),
+        "c": Result(np.nan, "too few"),
+    }
+    found = mean_of_results(results, "none")
+    near([found.value, *found.random, *found.resampled], [0.3, 0.1, 0.5, 0.2, 0.4])
+    assert found.words == "a: x; b: y"
+    nothing = mean_of_results({"c": results["c"]}, "none")
+    assert np.isnan(nothing.value) and nothing.words == "none"
