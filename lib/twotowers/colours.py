@@ -41,7 +41,7 @@ COLOURS = {
     "mostly near": BROWN, "both lists": VIOLET, "one list": TAN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET,
     "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
-    "random head": GREY, "unlisted heads": GREY,
+    "random head": GREY, "unlisted heads": GREY, "these heads": VIOLET, "the paper": TAN,
 }  # fmt: skip
 VERDICT_COLOURS = {
     claims.HOLDS: "#1f6fa3", claims.AGREES: "#1f6fa3", claims.AGREES_TOO_FEW: "#6d9fc9",
