@@ -231,8 +231,11 @@ def test_the_case_by_hand(model, words, monkeypatch):
                 near(array.sel(selected_head=name).isel(demonstration=number), with_it - without)
     near(data["swept_increase"].isel(weight=0), 0)
     several = label_increases(model, [encoded, encoded], heads)
-    for name in ("attention", "label_increase"):
-        near(several[name][1], data[name])
+    near(several["attention"][1], data["attention"])
+    is_true = data["is_true_label"].values
+    by_right_labels, every = several["label_increase"][1], data["label_increase"]
+    near(by_right_labels[:, is_true], every[:, is_true])
+    assert by_right_labels[:, ~is_true].isnull().all()
 
 
 def test_models_of_odd_sizes_have_lists():

@@ -13,6 +13,8 @@ Source: v1 section 3.1, table 1, figures 2 and 7; appendix E. Every variable has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import xarray as xr
@@ -41,6 +43,7 @@ SWEPT = 3
 PROMPTS = 20
 """Number of prompts on which attention is compared with increase"""
 ROWS = 64  # number of vectors projected at a time
+EVERY = slice(None)
 
 
 def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
@@ -77,7 +80,7 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     )
     words = top_tokens(model, [encoded], heads, ["kept"])
     words = words.isel(mean=0, drop=True)
-    of_labels = label_increases(model, [encoded], heads)
+    of_labels = label_increases(model, [encoded], heads, every_label=True)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
     result = increases(model, [encoded])
     for part in (words, of_labels, data):
@@ -90,11 +93,12 @@ def _label_increase(
     capture: Capture,
     heads: Heads,
     weights: Float[Tensor, "*rows #selected_head #demonstration"],
+    labels: slice | Sequence[int] = EVERY,
 ) -> Float[Tensor, "*rows selected_head demonstration"]:
-    """Return the increase (nats) by the value of each label of one prompt, with some weights."""
+    """Return the increase (nats) by the value of some labels of one prompt, with some weights."""
     of_heads = []
     for layer, head in heads:
-        values = label_values(capture, model, layer)[0, head]
+        values = label_values(capture, model, layer)[0, head, labels]
         of_heads.append(values @ model.output_weight(layer)[head])
     outputs = torch.stack(of_heads)
     # `starts` has the shape (selected_head, 1, d_model).
@@ -104,26 +108,34 @@ def _label_increase(
     return _increases_with(model, capture, starts, weighted)
 
 
-def label_increases(model: Model, encoded: Prompts, heads: Heads) -> xr.Dataset:
-    """Compute the attention on each label, and the increase by its value (v1 figure 7).
+def label_increases(
+    model: Model, encoded: Prompts, heads: Heads, *, every_label: bool = False
+) -> xr.Dataset:
+    """Compute the attention on each label, and the increase by right labels (v1 figure 7).
 
-    The value has the weight of that attention.
+    It is the increase by the label's value with the weight of that attention.
 
     Args:
         model: Any model.
         encoded: Prompts.
         heads: Heads to follow.
+        every_label: Whether to compute the increase by other labels too.
 
     Returns:
         Dataset of `attention` (share) and `label_increase` (nats), over (prompt, selected_head,
-        demonstration).
+        demonstration). `label_increase` is NaN where it is not computed.
     """
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
         attention = label_attention(capture)
         attention = attention[0, layers, numbers]
-        increase = _label_increase(model, capture, heads, attention)
+        (e,) = capture.prompts
+        labels = EVERY if every_label else np.flatnonzero(e.prompt.is_true)
+        increase = attention.new_full(attention.shape, torch.nan)
+        increase[:, labels] = _label_increase(
+            model, capture, heads, attention[:, labels], labels
+        ).to(increase)
         return {"attention": attention[None], "label_increase": increase[None]}
 
     # One token at most: each prompt is a batch by itself.
@@ -141,13 +153,15 @@ def _increases_with(
     scale = model.unembedding.norm.scale(capture.resid_final)
 
     def log_prob(states: Tensor) -> Tensor:
+        # Heads of one layer start from the same state, which is projected once.
+        distinct, index = states.flatten(0, -2).unique(dim=0, return_inverse=True)
         parts = []
-        for rows in states.flatten(0, -2).split(ROWS):
+        for rows in distinct.split(ROWS):
             values = unembed.bs_values(rows, model.unembedding, scale)
             log_probs = values.log_softmax(-1)
             parts.append(log_probs[:, capture.true_ids])
         shape = states.shape[:-1]
-        return torch.cat(parts).view(shape)
+        return torch.cat(parts)[index].view(shape)
 
     return log_prob(starts + vectors) - log_prob(starts)
 
@@ -370,9 +384,10 @@ def recipe_decomposition(pipeline: Pipeline) -> xr.Dataset:
 
 
 def recipe_label_increases(pipeline: Pipeline) -> Recipe:
-    """Measure attention on labels and increase in the first prompts of the paper's own set.
+    """Measure attention on labels, and the increase by right labels, in prompts of the paper.
 
-    The heads are the first three heads, and all heads at most one layer away from one of them.
+    They are the first prompts of its own set. The heads are the first three heads, and all heads at
+    most one layer away from one of them.
 
     Args:
         pipeline: Pipeline of the model.

@@ -98,12 +98,17 @@ def rank(
     Returns:
         Ranks (*rows, word). Words with an equal value share the best rank.
     """
+    norm = unembedding.norm
+    folded_through = None
+    if through is not None:
+        # Folding W_O once gives the same products as folding all rows of E.
+        centred = norm.centre(widen(through))
+        folded_through = centred * norm.gain.to(centred)
 
     def read_rows(rows: Tensor) -> Tensor:
-        folded = unembedding.norm.fold(rows)
-        if through is None:
-            return folded
-        return folded @ through.to(folded).T
+        if folded_through is None:
+            return norm.fold(rows)
+        return widen(rows) @ folded_through.to(rows.device).T
 
     # Contiguous, so that its chunks are views.
     ranks = torch.ones_like(words, memory_format=torch.contiguous_format)
@@ -115,9 +120,12 @@ def rank(
             of_targets.append((rank_of_target, target[:, None], value[:, None]))
         for ids, product in products(vectors, unembedding, read_rows):
             for rank_of_target, target, value in of_targets:
+                # Numbers instead of truth values, because their sum is three times as fast.
+                is_above = torch.gt(product, value, out=torch.empty_like(product))
                 # A word must not outrank itself by the rounding of another product.
-                above = (product > value) & (ids != target)
-                rank_of_target += above.sum(-1)
+                place = (target - ids[0]).clamp(0, len(ids) - 1)
+                itself = (ids[place] == target) & (product.gather(-1, place) > value)
+                rank_of_target += is_above.sum(-1).long() - itself[:, 0].long()
     return ranks
 
 
