@@ -138,6 +138,7 @@ def test_the_build_of_a_folder_knows_where_it_is(tmp_path, monkeypatch):
     assert checked[-1] == str(tmp_path / "final")
 
 
+@pytest.mark.nightly
 def test_help_needs_no_docstrings():
     ran = python("from towerlab import cli; cli.main(['--help'])", PYTHONOPTIMIZE="2")
     assert ran.returncode == 0 and "COMMAND" in ran.stdout

@@ -110,7 +110,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("name", ["gpt2-large", "owner/model"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2-large", marks=pytest.mark.nightly), "owner/model"]
+)
 def test_a_precomputed_hugging_face_id_can_be_measured_on(name, home, tmp_path, capsys):
     """After an interruption, with another seed, by its folder in data/measurements."""
     (home / "data/measurements" / slug(name)).mkdir()  # empty

@@ -8,26 +8,46 @@ import pytest
 from browser import DRAWN, HTML, PAGE, broken_rules, browser, chromium, needs_book, needs_browser
 
 
+@pytest.fixture(scope="module")
+def first_page(home):
+    """The first page on a wide screen, dark."""
+    with browser(f"{home}book/intro.html", home=home, color_scheme="dark") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def first_page_on_phone(home):
+    with browser(f"{home}book/intro.html", 390, 844, home) as page:
+        yield page
+
+
+def lowest(page, *parts):
+    """The lower end of the lowest of some parts of the first page (pixels)."""
+    bottom = "e => e.getBoundingClientRect().bottom"
+    return max(page.locator(f".opening-{part}").evaluate(bottom) for part in parts)
+
+
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
-def test_the_first_screen_shows_answer_demo_and_catch(width, height, mode, home):
-    with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
-        ends = {part: page.locator(f".opening-{part}")
-                .evaluate("e => e.getBoundingClientRect().bottom")
-                for part in ("answer", "buttons", *(["catch"] if width > 600 else []))}  # fmt: skip
-        fragment = page.locator("#opening-page").evaluate("e => e.outerHTML")
-        links = page.locator(".opening-links a")
-        leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-        pages = ["story.html", "playground-page.html", "figure-by-figure.html"]
-        assert leads == [*pages, "#run-your-model"]
-    assert max(ends.values()) <= height, ends
+def test_the_first_screen_shows_answer_demo_and_catch(first_page):
+    assert lowest(first_page, "answer", "buttons", "catch") <= 800
+    fragment = first_page.locator("#opening-page").evaluate("e => e.outerHTML")
+    links = first_page.locator(".opening-links a")
+    leads = links.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    pages = ["story.html", "playground-page.html", "figure-by-figure.html"]
+    assert leads == [*pages, "#run-your-model"]
     files = [
         fragment.encode(),
         *((HTML / f"_static/book/opening-page.{kind}").read_bytes() for kind in ("js", "css")),
     ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
     assert re.search(r"\d+ of \d+ tests agree", fragment)
+
+
+@needs_browser
+@needs_book
+def test_the_first_screen_of_a_phone_shows_answer_and_demo(first_page_on_phone):
+    assert lowest(first_page_on_phone, "answer", "buttons") <= 844
 
 
 @needs_browser
@@ -61,7 +81,9 @@ SHOWN = """() => ({
 
 @needs_browser
 @needs_book
-def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(home):
+def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(
+    home, first_page
+):
     with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
         assert (
             page.locator(".opening-says").is_visible()
@@ -70,33 +92,32 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
         lines = page.locator(".opening-live noscript li")
         assert lines.count() == 3 and lines.first.is_visible()
         computed = [re.findall(r"(\w+) (\d+%)", line) for line in lines.all_text_contents()]
-    with browser(f"{home}book/intro.html", home=home) as page:
-        static, buttons = page.evaluate(SHOWN), page.locator(".opening-buttons button")
-        buttons.first.focus()
-        for i, answers in enumerate(computed):
-            page.keyboard.press("Enter" if i % 2 else "Space")
-            shown = [f"{label} {share}" for label, share in answers]
-            page.wait_for_function(f"({SHOWN})().rows.join().includes('{shown[0]}')")
-            page.wait_for_selector(".opening-live:not([aria-busy])")
-            changed = page.evaluate(SHOWN)
-            assert [row.split(": ")[1] for row in changed["rows"][-2:]] == shown
-            assert changed["parts"] != static["parts"]
-            assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
-            page.keyboard.press("Tab")
-        assert "neither label" in changed["text"] and changed["rows"][0].endswith("off")
-        page.keyboard.press("Shift+Tab")
-        # a second press takes the change back: now the engine's numbers stand there
-        page.keyboard.press("Enter")
-        page.wait_for_function(
-            "(text) => document.querySelector('.opening-says').textContent === text",
-            arg=static["text"],
-        )
-        again = page.evaluate(SHOWN)
-        assert (
-            again["parts"] == pytest.approx(static["parts"], abs=2e-5)
-            and again["rows"] == static["rows"]
-        )
-        assert broken_rules(page) == []
+    page = first_page
+    static, buttons = page.evaluate(SHOWN), page.locator(".opening-buttons button")
+    buttons.first.focus()
+    for i, answers in enumerate(computed):
+        page.keyboard.press("Enter" if i % 2 else "Space")
+        shown = [f"{label} {share}" for label, share in answers]
+        page.wait_for_function(f"({SHOWN})().rows.join().includes('{shown[0]}')")
+        page.wait_for_selector(".opening-live:not([aria-busy])")
+        changed = page.evaluate(SHOWN)
+        assert [row.split(": ")[1] for row in changed["rows"][-2:]] == shown
+        assert changed["parts"] != static["parts"]
+        assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
+        page.keyboard.press("Tab")
+    assert "neither label" in changed["text"] and changed["rows"][0].endswith("off")
+    page.keyboard.press("Shift+Tab")
+    # a second press takes the change back: now the engine's numbers stand there
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "(text) => document.querySelector('.opening-says').textContent === text", arg=static["text"]
+    )
+    again = page.evaluate(SHOWN)
+    assert (
+        again["parts"] == pytest.approx(static["parts"], abs=2e-5)
+        and again["rows"] == static["rows"]
+    )
+    assert broken_rules(page) == []
 
 
 @needs_browser
@@ -269,13 +290,13 @@ def test_a_link_to_two_words_leads_to_them(home):
 
 @needs_browser
 @needs_book
-def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(home):
+def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(first_page_on_phone):
     tables = ".bd-article :is(table.stacks, table.table:has(.verdict))"
-    with browser(f"{home}book/intro.html", 390, 844, home) as page:
-        page.wait_for_selector(".stacks td[data-title]", state="attached")
-        page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
-        wide = "all => all.filter((table) => table.scrollWidth > table.clientWidth + 1).length"
-        assert page.locator(tables).count() == 1 and page.locator(tables).evaluate_all(wide) == 0
-        cells = page.locator(".stacks tbody td")
-        titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
-        assert titles and all(titles)
+    page = first_page_on_phone
+    page.wait_for_selector(".stacks td[data-title]", state="attached")
+    page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+    wide = "all => all.filter((table) => table.scrollWidth > table.clientWidth + 1).length"
+    assert page.locator(tables).count() == 1 and page.locator(tables).evaluate_all(wide) == 0
+    cells = page.locator(".stacks tbody td")
+    titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
+    assert titles and all(titles)
