@@ -223,6 +223,8 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
 @pytest.mark.parametrize(
     "first, second",
     [
+        ("templates", "selection"),
+        ("templates", "increase_by_norm"),
         ("increase_by_norm", "selection"),
         ("paper_balance", "paper_exchanges"),
         ("interchanges", "interchanges_without_preference"),
@@ -230,8 +232,11 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
 )
 def test_the_passes_of_one_measurement_serve_another(first, second, tmp_path, monkeypatch):
     """The second runs no prompt, and has the numbers that it has without the first."""
-    settings = {"k": 2, "separator": "space", "prompts": 2, "evaluation_blocks": 4}
+    settings = {"k": 2, "prompts": 2, "evaluation_blocks": 4, "selection_blocks": 8}
     alone, both = (Pipeline(Settings(**settings, out=str(tmp_path / name))) for name in "ab")
+    for need in row_of(second).needs:
+        alone.measured(need)
+    alone.shared.clear()
     expected = alone.measured(second)
     for name in (*row_of(second).needs, first):
         both.measured(name)

@@ -12,14 +12,20 @@ Chapters 1, 5 and 11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product, starmap
 
 import numpy as np
 import xarray as xr
 from towerlab.measure.design import EVALUATION
-from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
+from towerlab.measure.observations import (
+    ANSWERS,
+    Tensors,
+    answer_variables,
+    observations,
+    read_batches,
+)
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
@@ -30,6 +36,8 @@ from towerlab.prompts.word_blocks import spread
 from twotowers import head_selection
 from twotowers.errors import TwoTowersError
 from twotowers.settings import SEPARATORS, Template
+
+from towerlab_experiments.head_values import read_heads
 
 
 def answers(model: Model, encoded: Prompts) -> xr.Dataset:
@@ -43,7 +51,11 @@ def answers(model: Model, encoded: Prompts) -> xr.Dataset:
         Dataset of `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `top_answer`,
         over (prompt,). The coordinates `k` and `separator` give the template of each prompt.
     """
-    arrays = read_answers(model, encoded)
+    return _with_templates(encoded, read_answers(model, encoded))
+
+
+def _with_templates(encoded: Prompts, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Return the dataset of `answers`."""
     names = {text: name for name, text in SEPARATORS.items()}
     k = [len(e.prompt.demonstrations) // 2 for e in encoded]
     separator = [names[e.prompt.separator] for e in encoded]
@@ -77,23 +89,35 @@ ORDERS = 6
 demonstrations, evenly spread orders of more"""
 
 
-def recipe_templates(pipeline: Pipeline) -> Recipe:
+def recipe_templates(pipeline: Pipeline) -> Recipe | xr.Dataset:
     """Measure answers on the selection blocks in every template that the model can read.
 
     Only the templates that may be chosen are measured. If the settings give k or the separator, it
-    is not varied.
+    is not varied. Unless the model is large, the same passes give what other measurements need of
+    the chosen template.
 
     Args:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement.
+        Recipe of the measurement, or the measurement.
     """
     settings = pipeline.settings
     ks = [settings.k] if settings.k else [k for k in KS if k <= head_selection.MAX_K]
     # This raises an error if not even the shortest prompt can be read.
     pipeline.design.selection(Template(ks[0], settings.separator or "space"))
-    return Recipe(answers, _in_templates(pipeline, ks))
+    in_templates = _in_templates(pipeline, ks)
+    longest = max(map(len, in_templates.values()))
+    if longest > pipeline.part_size("increase_by_norm"):
+        return Recipe(answers, list(chain(*in_templates.values())))
+    parts: list[xr.Dataset] = []
+    for template, encoded in in_templates.items():
+        arrays = read_heads(pipeline.model, encoded)
+        of_answers = {name: arrays[name] for name in ANSWERS}
+        parts.append(_with_templates(encoded, of_answers))
+        if head_selection.select_template(joined(parts)) == template:
+            pipeline.shared["selection runs"] = template, arrays
+    return joined(parts)
 
 
 def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
@@ -110,7 +134,7 @@ def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     templates = pipeline.measured("templates")[["logit_difference"]]
     templates = templates.drop_attrs()
     many = [] if pipeline.settings.k else [k for k in KS if k > head_selection.MAX_K]
-    more = _in_templates(pipeline, many)
+    more = list(chain(*_in_templates(pipeline, many).values()))
     if not more:
         return templates
     others = pipeline.run("demonstrations", Recipe(answers, more))
@@ -118,15 +142,15 @@ def recipe_demonstrations(pipeline: Pipeline) -> xr.Dataset:
     return joined([templates, others])
 
 
-def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> list[Encoded]:
+def _in_templates(pipeline: Pipeline, ks: Sequence[int]) -> dict[Template, list[Encoded]]:
     """Return the prompts of the selection blocks in each template that the model can read."""
     separator = pipeline.settings.separator
     separators = [separator] if separator else list(SEPARATORS)
-    encoded = []
-    for k, name in product(ks, separators):
+    in_templates = {}
+    for template in starmap(Template, product(ks, separators)):
         with suppress(TwoTowersError):
-            encoded += pipeline.design.selection(Template(k, name))
-    return encoded
+            in_templates[template] = pipeline.design.selection(template)
+    return in_templates
 
 
 def recipe_answers(pipeline: Pipeline) -> Recipe:

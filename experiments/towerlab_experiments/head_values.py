@@ -187,15 +187,15 @@ def increases_by_norm(
     return _increases_from(model, encoded, arrays, readings)
 
 
-def heads_and_increases(model: Model, encoded: Prompts) -> xr.Dataset:
-    """Compute `heads` and `increases_by_norm` from the same forward passes.
+def read_heads(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
+    """Return the variables of `heads`, and what `increases_by_norm` needs, from the same passes.
 
     Args:
         model: Any model.
         encoded: Prompts with equal numbers of demonstrations.
 
     Returns:
-        Dataset of the variables of both.
+        Variables of `heads` and STATES, over (prompt, ...).
     """
 
     def read(capture: Capture) -> Tensors:
@@ -204,11 +204,38 @@ def heads_and_increases(model: Model, encoded: Prompts) -> xr.Dataset:
         return values | states
 
     max_tokens = _tokens_at_once(model)
-    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
-    states = {name: arrays.pop(name) for name in STATES}
-    data = observations("heads", encoded, arrays, kind=KINDS)
+    return read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
+
+
+def heads_from(encoded: Prompts, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Return the dataset of `heads`.
+
+    Args:
+        encoded: Prompts.
+        arrays: Result of `read_heads`.
+    """
+    values = {name: array for name, array in arrays.items() if name not in STATES}
+    return observations("heads", encoded, values, kind=KINDS)
+
+
+def heads_and_increases(
+    model: Model, encoded: Prompts, arrays: Mapping[str, np.ndarray] | None = None
+) -> xr.Dataset:
+    """Compute `heads` and `increases_by_norm` from the same forward passes.
+
+    Args:
+        model: Any model.
+        encoded: Prompts with equal numbers of demonstrations.
+        arrays: Result of `read_heads`, or None to run the prompts.
+
+    Returns:
+        Dataset of the variables of both.
+    """
+    if arrays is None:
+        arrays = read_heads(model, encoded)
+    states = {name: arrays[name] for name in STATES}
     increases_of_heads = _increases_from(model, encoded, states, unembed.NORMS)
-    return data.assign(increases_of_heads)
+    return heads_from(encoded, arrays).assign(increases_of_heads)
 
 
 def _states(model: Model, capture: Capture) -> Tensors:
@@ -241,6 +268,16 @@ def _increases_from(
     return observations("paper", encoded, increase, norm=list(readings), kind=KINDS)
 
 
+def selection_runs(pipeline: Pipeline) -> Mapping[str, np.ndarray] | None:
+    """Return `read_heads` of the selection blocks, if the choice of the template has run them.
+
+    Args:
+        pipeline: Pipeline of the model.
+    """
+    template, arrays = pipeline.shared.get("selection runs", (None, None))
+    return arrays if template == pipeline.design.template else None
+
+
 def recipe_selection(pipeline: Pipeline) -> Recipe | xr.Dataset:
     """Measure every head on the selection blocks, from which the sets of heads are chosen.
 
@@ -248,11 +285,14 @@ def recipe_selection(pipeline: Pipeline) -> Recipe | xr.Dataset:
         pipeline: Pipeline of the model.
 
     Returns:
-        Recipe of the measurement, or the measurement if `recipe_increase_by_norm` has made it.
+        Recipe of the measurement, or the measurement if other recipes have run its prompts.
     """
     if "selection" in pipeline.shared:
         return pipeline.shared.pop("selection")
-    return Recipe(heads, pipeline.design.selection())
+    encoded = pipeline.design.selection()
+    if (arrays := selection_runs(pipeline)) is not None:
+        return heads_from(encoded, arrays)
+    return Recipe(heads, encoded)
 
 
 def recipe_heads(pipeline: Pipeline) -> Recipe:
@@ -291,8 +331,12 @@ def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     Returns:
         The measurement.
     """
-    recipe = Recipe(heads_and_increases, pipeline.design.selection())
-    data = pipeline.run("increase_by_norm", recipe)
+    encoded = pipeline.design.selection()
+    if (arrays := selection_runs(pipeline)) is not None:
+        data = heads_and_increases(pipeline.model, encoded, arrays)
+        pipeline.shared.pop("selection runs")
+    else:
+        data = pipeline.run("increase_by_norm", Recipe(heads_and_increases, encoded))
     pipeline.shared["selection"] = data.drop_dims("norm")
     return data[["increase", "block_increase"]]
 
