@@ -47,6 +47,7 @@ PROMPTS = 100
 position"""
 OTHER_HALVES = "by attention, other halves"
 OTHER_LABELS = "by attention, directions of other labels"
+VECTORS = "class vectors"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 """Name -> heads, and the directions that they are moved along (`class_directions`)"""
 Splits = list[tuple[list[Encoded], Moved]]
@@ -56,8 +57,7 @@ Splits = list[tuple[list[Encoded], Moved]]
 def class_directions(model: Model, encoded: Prompts, heads: Heads = ()) -> xr.Dataset:
     """Compute one direction for each class pair, in the queries and keys of every head.
 
-    A direction is the mean of the pair's first class minus the mean of its second class. Memory:
-    queries and keys of all these prompts.
+    Memory: queries and keys of all these prompts.
 
     Args:
         model: Any model.
@@ -65,11 +65,22 @@ def class_directions(model: Model, encoded: Prompts, heads: Heads = ()) -> xr.Da
         heads: Heads whose layers are enough; by default all heads.
 
     Returns:
-        Dataset of `query` (class_pair, layer, head, d_head), the direction of the last position's
-        query, before rotation and scaled (its product with a key is in nats), and of `keys`
-        (class_pair, layer, kv_head, d_head), the direction of keys at label positions by the class
-        of their text, before rotation. Both are after a norm of queries and keys if the model has
-        one.
+        Result of `directions_from`.
+    """
+    return directions_from(encoded, class_vectors(model, encoded, heads))
+
+
+def class_vectors(model: Model, encoded: Prompts, heads: Heads = ()) -> xr.Dataset:
+    """Compute the queries of the last position, and the keys at label positions.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        heads: Heads whose layers are enough; by default all heads.
+
+    Returns:
+        Dataset of `query` (prompt, layer, head, d_head), before rotation and scaled, and of `keys`
+        (prompt, demonstration, layer, kv_head, d_head), before rotation.
     """
     layers = sorted({layer for layer, _ in heads or model.all_heads})
 
@@ -78,15 +89,36 @@ def class_directions(model: Model, encoded: Prompts, heads: Heads = ()) -> xr.Da
         return {"query": queries, "keys": keys}
 
     vectors = read_batches("class directions", encoded, 1024, run)
+    query = ("prompt", "layer", "head", "d_head"), vectors["query"]
+    keys = ("prompt", "demonstration", "layer", "kv_head", "d_head"), vectors["keys"]
+    return xr.Dataset({"query": query, "keys": keys}, {"layer": layers})
+
+
+def directions_from(encoded: Prompts, vectors: xr.Dataset) -> xr.Dataset:
+    """Return one direction for each class pair, in the queries and keys of every head.
+
+    A direction is the mean of the pair's first class minus the mean of its second class.
+
+    Args:
+        encoded: Prompts.
+        vectors: Result of `class_vectors`.
+
+    Returns:
+        Dataset of `query` (class_pair, layer, head, d_head), the direction of the last position's
+        query, before rotation and scaled (its product with a key is in nats), and of `keys`
+        (class_pair, layer, kv_head, d_head), the direction of keys at label positions by the class
+        of their text, before rotation. Both are after a norm of queries and keys if the model has
+        one.
+    """
     pairs = sorted({e.prompt.dataset for e in encoded})
-    directions = xr.Dataset(coords={"class_pair": pairs, "layer": layers})
+    directions = xr.Dataset(coords={"class_pair": pairs, "layer": vectors["layer"]})
     asked = [e.prompt.query_class for e in encoded]
     shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
     for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
         differences = []
         for pair in pairs:
             first, second = (
-                vectors[name][np.array(classes) == cls].mean(0, dtype=float)
+                vectors[name].values[np.array(classes) == cls].mean(0, dtype=float)
                 for cls in pair.split("/")
             )
             differences.append(first - second)
@@ -271,7 +303,7 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
         asked = {e.prompt.query_class for e in others}
         if not heads or not prompts or classes != asked:
             return []
-        directions = class_directions(pipeline.model, others, heads)
+        directions = _directions_along(pipeline, others, heads)
         halves.append((prompts, {OTHER_LABELS: (heads, directions)}))
     return halves
 
@@ -285,12 +317,32 @@ def _directing(design: Design, n_blocks: int = BLOCKS) -> list[Encoded]:
 
 
 def _directions(pipeline: Pipeline) -> xr.Dataset:
-    """Return the directions of all class pairs, computed once: see `class_directions`."""
+    """Return the directions of all class pairs, computed once: see `class_directions`.
+
+    The vectors of the heads by attention are kept for `_directions_along`.
+    """
     name = "class directions"
     if name not in pipeline.shared:
         encoded = _directing(pipeline.design)
-        pipeline.shared[name] = class_directions(pipeline.model, encoded)
+        vectors = class_vectors(pipeline.model, encoded)
+        layers = sorted({head.layer for head in pipeline.head_sets[BY_ATTENTION]})
+        rows = {e.ids: row for row, e in enumerate(encoded)}
+        pipeline.shared[VECTORS] = rows, vectors.sel(layer=layers)
+        pipeline.shared[name] = directions_from(encoded, vectors)
     return pipeline.shared[name]
+
+
+def _directions_along(pipeline: Pipeline, encoded: Prompts, heads: Heads) -> xr.Dataset:
+    """Return `class_directions` of the heads by attention; known prompts are not run again."""
+    rows, known = pipeline.shared.get(VECTORS, ({}, None))
+    old = [e for e in encoded if e.ids in rows]
+    if not old:
+        return class_directions(pipeline.model, encoded, heads)
+    new = [e for e in encoded if e.ids not in rows]
+    vectors = known.isel(prompt=[rows[e.ids] for e in old])
+    if new:
+        vectors = xr.concat([vectors, class_vectors(pipeline.model, new, heads)], "prompt")
+    return directions_from([*old, *new], vectors)
 
 
 def _grid_of_splits(pipeline: Pipeline, measurement: str, splits: Splits) -> xr.Dataset:
