@@ -88,7 +88,8 @@ def answer(rows: pd.DataFrame) -> str:
     return (
         '<p class="opening-answer">Show a language model four labelled words '
         "(<i>demonstrations</i>), and it labels a fifth (the <i>query</i>). "
-        '<a href="references.html">A paper of 2024</a> says that a few attention heads compare the '
+        '<a href="references.html">A paper of 2024</a> says that a few <a '
+        'href="glossary.html#term-head">attention heads</a> compare the '
         "query with the demonstrations, and copy the label of similar ones. "
         f"{found if depends and on_word else ''} <b>{told.get('word prompts', '')}</b> "
         '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
