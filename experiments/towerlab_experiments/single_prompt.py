@@ -131,7 +131,7 @@ def label_increases(
         attention = label_attention(capture)
         attention = attention[0, layers, numbers]
         (e,) = capture.prompts
-        labels = EVERY if every_label else np.flatnonzero(e.prompt.is_true)
+        labels = EVERY if every_label else np.flatnonzero(e.prompt.is_true).tolist()
         increase = attention.new_full(attention.shape, torch.nan)
         increase[:, labels] = _label_increase(
             model, capture, heads, attention[:, labels], labels
