@@ -264,7 +264,12 @@ def places(values: xr.DataArray, heads: Heads) -> list[int]:
         heads: Heads whose places are returned.
     """
     means = values.mean("prompt").transpose("layer", "head").values
-    return [1 + int((means > means[tuple(head)]).sum()) for head in heads]
+    found = []
+    for head in heads:
+        own_mean = means[tuple(head)]
+        n_larger = int((means > own_mean).sum())
+        found.append(1 + n_larger)
+    return found
 
 
 def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:

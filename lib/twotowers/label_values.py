@@ -37,8 +37,10 @@ def split_labels(
     Returns:
         Over (label, ..., demonstration), missing at labels of the other kind.
     """
-    kinds = [values.where(is_first), values.where(~is_first)]
-    return xr.concat(kinds, pd.Index(names, name="label"))
+    of_first = values.where(is_first)
+    of_second = values.where(~is_first)
+    label = pd.Index(names, name="label")
+    return xr.concat([of_first, of_second], label)
 
 
 def sums_by_word(values: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
@@ -53,7 +55,8 @@ def sums_by_word(values: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
     """
     is_foo_right = ds.true_label == WORDS[0]
     is_foo = ds.is_true_label == is_foo_right
-    return split_labels(values, is_foo, WORDS).sum("demonstration")
+    by_word = split_labels(values, is_foo, WORDS)
+    return by_word.sum("demonstration")
 
 
 def by_half(values: xr.DataArray) -> xr.DataArray:
@@ -65,10 +68,14 @@ def by_half(values: xr.DataArray) -> xr.DataArray:
     Returns:
         Over (head_set, ...), with HALVES.
     """
-    n = values.sizes["selected_head"] // 2
-    halves = [values.isel(selected_head=half) for half in (slice(n), slice(n, None))]
-    means = [half.mean("selected_head") for half in halves]
-    return xr.concat(means, pd.Index(HALVES, name="head_set"))
+    n_heads = values.sizes["selected_head"]
+    n = n_heads // 2
+    means = []
+    for half in (slice(n), slice(n, None)):
+        of_half = values.isel(selected_head=half)
+        means.append(of_half.mean("selected_head"))
+    head_set = pd.Index(HALVES, name="head_set")
+    return xr.concat(means, head_set)
 
 
 def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
@@ -80,9 +87,13 @@ def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
     Returns:
         Two arrays over (selected_head,).
     """
-    n = values.sizes["selected_head"] // 2
-    orders = WORDS, WORDS[::-1]
-    return [xr.DataArray(np.repeat(words, n), dims="selected_head") for words in orders]
+    n_heads = values.sizes["selected_head"]
+    n = n_heads // 2
+    labels = []
+    for words in (WORDS, WORDS[::-1]):
+        of_heads = np.repeat(words, n)
+        labels.append(xr.DataArray(of_heads, dims="selected_head"))
+    return labels
 
 
 def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str]) -> xr.DataArray:
@@ -97,5 +108,7 @@ def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str
         Over (..., selected_head).
     """
     unlisted = others.drop_sel(selected_head=listed, errors="ignore")
-    parts = [values.mean("prompt"), unlisted.mean("prompt")]
-    return xr.concat(parts, "selected_head", join="override", coords="minimal", compat="override")
+    of_listed = values.mean("prompt")
+    of_unlisted = unlisted.mean("prompt")
+    means = [of_listed, of_unlisted]
+    return xr.concat(means, "selected_head", join="override", coords="minimal", compat="override")

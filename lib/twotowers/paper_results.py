@@ -333,7 +333,8 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     row: dict[str, Any] = {"effect": found.value, "verdict": verdict, "words": found.words}
     row["prompts"] = found.prompts
     if found.resampled is not None and verdict not in (NOT_TESTABLE, NOT_JUDGED):
-        row["stability"] = np.mean([result.judge(x) == verdict for x in np.ravel(found.resampled)])
+        values = np.ravel(found.resampled)
+        row["stability"] = np.mean([result.judge(x) == verdict for x in values])
     random, in_layers = _numbers(found.random), _numbers(found.in_layers)
     row |= {"share_in_layer": found.share_in_layer, "n_lists_in_layers": in_layers.size}
     if random.size:

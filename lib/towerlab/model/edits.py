@@ -210,7 +210,8 @@ def edited_answers(model: Model, batch: Prompts, edits: Sequence[Edit]) -> TopAn
         if first:
             output_below = recursively_apply(copied, outputs[first - 1])
         copies = [*batch] * n_edits
-        with restarted(model, first, output_below), edited(model, *some, n_prompts=n_prompts):
+        editing = edited(model, *some, n_prompts=n_prompts)
+        with restarted(model, first, output_below), editing:
             top, log_prob = answer(model, copies)
         top_of_edits = top.split(n_prompts)
         log_prob_of_edits = log_prob.split(n_prompts)

@@ -117,21 +117,26 @@ def rank(
         for rank_of_target, target in zip(chunk.T, targets.T, strict=True):
             rows = read_rows(unembedding.weight[target])
             value = (vectors * rows).sum(-1)
-            of_targets.append((rank_of_target, target[:, None], value[:, None]))
+            columns = target[:, None], value[:, None]
+            of_targets.append((rank_of_target, *columns))
         for ids, product in products(vectors, unembedding, read_rows):
             for rank_of_target, target, value in of_targets:
                 # Numbers instead of truth values, because their sum is three times as fast.
                 is_above = torch.gt(product, value, out=torch.empty_like(product))
                 # A word must not outrank itself by the rounding of another product.
                 place = (target - ids[0]).clamp(0, len(ids) - 1)
-                itself = (ids[place] == target) & (product.gather(-1, place) > value)
-                rank_of_target += is_above.sum(-1).long() - itself[:, 0].long()
+                is_there = ids[place] == target
+                is_larger = product.gather(-1, place) > value
+                itself = is_there & is_larger
+                n_above = is_above.sum(-1).long()
+                rank_of_target += n_above - itself[:, 0].long()
     return ranks
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield some rows of each tensor (*rows, width) at a time, as views."""
-    split = [x.flatten(0, -2).split(ROWS) for x in tensors]
+    rows = [x.flatten(0, -2) for x in tensors]
+    split = [x.split(ROWS) for x in rows]
     return zip(*split, strict=True)
 
 
@@ -165,7 +170,8 @@ def top_words(
     mask[without.to(p.device)] = -torch.inf
     n_allowed = int(mask.isfinite().sum())
     k = min(k, n_allowed)
-    values = p.new_full((*p.shape[:-1], k), -torch.inf)
+    shape = (*p.shape[:-1], k)
+    values = p.new_full(shape, -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)
     for rows, best, best_ids in _chunks(p, values, ids):
         for words, product in products(rows, unembedding):
@@ -244,7 +250,8 @@ def logit_differences(
     """
     unembedding = model.unembedding
     normed = final_normed(model, final)
-    words = torch.tensor([e.label_pair_ids for e in batch], device=model.device)
+    ids = [e.label_pair_ids for e in batch]
+    words = torch.tensor(ids, device=model.device)
     rows = unembedding.weight[words].to(normed.dtype)
     logits = torch.einsum("...bd,bwd->...bw", normed, rows)
     if unembedding.bias is not None:
