@@ -18,6 +18,7 @@ from towerlab_experiments.ablations import ablations, single_head_ablations
 from towerlab_experiments.label_reads import label_reads
 from towerlab_experiments.mitigations import remedied
 from towerlab_experiments.paper_heads import REMEDIED, looked_at, twelve
+from twotowers import head_selection
 from twotowers.errors import NotTestable
 from twotowers.files import select_named_sets, select_random_sets
 from twotowers.heads import Head
@@ -127,7 +128,11 @@ def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labe
     assert exchanged == exchanged_labels(first) and exchanged.true_label == "bar"
 
 
-def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp_path):
+def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(
+    tmp_path, monkeypatch
+):
+    """One percent of the heads is among the numbers, as in a model with 200 heads."""
+    monkeypatch.setattr(head_selection, "one_percent", lambda n_heads: 2)
     run = Pipeline(Settings(prompts=4, out=str(tmp_path)))
     data = select_named_sets(run.measured("dose"))
     names = data["ranked_head"].sel(ranking="by ablation", rank=slice(1, 3)).values
@@ -141,5 +146,5 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
     )
     assert data["block"].min() == paper_heads.n_selection(run.design)
     random = select_random_sets(run.measured("dose"))
-    assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in paper_heads.DOSES]
+    assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in (1, 2, 3, 6, 12)]
     assert random.sizes["random_set"] == 20

@@ -46,7 +46,7 @@ N_EVALUATION = 24
 N_MITIGATION = 16
 N_DOSE = 8  # for numbers of heads
 DOSES = (1, 3, 6, 12)
-"""Numbers of heads that are ablated together"""
+"""Numbers of heads that are ablated together, besides 1% of the model's heads"""
 TWELVE = "the twelve"
 INTERLEAVED = "both in turn"
 """Ranking that interleaves the ranking by increase and the ranking by ablation"""
@@ -282,7 +282,7 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
 
 
 def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
-    """Ablate the first 1, 3, 6 and 12 heads of three rankings, and random sets.
+    """Ablate the first 1, 3, 6, 12 and 1% of the heads by three rankings, and random sets.
 
     The random sets have equal numbers of heads in the same layers as the sets of the interleaved
     ranking.
@@ -296,13 +296,14 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     lost = pipeline.measured("paper_ablations")["log_prob_lost"]
     foo, bar = _mean_increases(pipeline, "dose")
     increase = (foo + bar) / 2
-    ranked = rankings(increase, lost, max(DOSES))
+    doses = sorted({*DOSES, head_selection.one_percent(lost.size)})
+    ranked = rankings(increase, lost, max(doses))
     sets = {}
     for name, heads in ranked.items():
-        for n in DOSES:
+        for n in doses:
             sets[f"{n} {name}"] = heads[:n]
     drawn: dict[str, Sets] = {}
-    for n in DOSES:
+    for n in doses:
         name = f"{n} {INTERLEAVED}"
         try:
             drawn |= draw_random_sets(pipeline, {name: sets[name]})
@@ -319,7 +320,7 @@ def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
     return data.assign(
         ranked_head=(("ranking", "rank"), names),
         ranking=("ranking", list(ranked)),
-        rank=("rank", range(1, max(DOSES) + 1)),
+        rank=("rank", range(1, max(doses) + 1)),
     )
 
 

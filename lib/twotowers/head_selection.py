@@ -103,6 +103,18 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     return means
 
 
+def one_percent(n_heads: int) -> int:
+    """Return 1% of the heads of a model, rounded, at least one (EMNLP abstract).
+
+        >>> one_percent(32), one_percent(704)
+        (1, 7)
+
+    Args:
+        n_heads: Number of heads of the model.
+    """
+    return max(1, round(n_heads / 100))
+
+
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
     """Return the heads with the largest values, largest first.
 
