@@ -128,9 +128,7 @@ def test_prompts_that_choose_do_not_judge_and_the_same_texts_have_exchanged_labe
     assert exchanged == exchanged_labels(first) and exchanged.true_label == "bar"
 
 
-def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(
-    tmp_path, monkeypatch
-):
+def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp_path, monkeypatch):
     """One percent of the heads is among the numbers, as in a model with 200 heads."""
     monkeypatch.setattr(head_selection, "one_percent", lambda n_heads: 2)
     run = Pipeline(Settings(prompts=4, out=str(tmp_path)))
