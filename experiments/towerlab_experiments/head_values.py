@@ -257,7 +257,8 @@ def _increases_from(
     tensors = {}
     for name, array in arrays.items():
         tensor = torch.from_numpy(array).to(model.device)
-        tensors[name] = tensor if name in ("scale", "words") else tensor.transpose(0, 1)
+        is_of_prompts = name in ("scale", "words")
+        tensors[name] = tensor if is_of_prompts else tensor.transpose(0, 1)
     attention, ffn, heads = increases_along(model, **tensors, readings=readings)
     blocks = torch.stack([attention, ffn], -1)
     dims = "norm", "prompt", "layer"
@@ -265,7 +266,8 @@ def _increases_from(
         "increase": ((*dims, "head"), heads.cpu()),
         "block_increase": ((*dims, "kind"), blocks.cpu()),
     }
-    return observations("paper", encoded, increase, norm=list(readings), kind=KINDS)
+    norms = list(readings)
+    return observations("paper", encoded, increase, norm=norms, kind=KINDS)
 
 
 def selection_runs(pipeline: Pipeline) -> Mapping[str, np.ndarray] | None:
@@ -274,8 +276,11 @@ def selection_runs(pipeline: Pipeline) -> Mapping[str, np.ndarray] | None:
     Args:
         pipeline: Pipeline of the model.
     """
-    template, arrays = pipeline.shared.get("selection runs", (None, None))
-    return arrays if template == pipeline.design.template else None
+    if "selection runs" not in pipeline.shared:
+        return None
+    template, arrays = pipeline.shared["selection runs"]
+    is_chosen = template == pipeline.design.template
+    return arrays if is_chosen else None
 
 
 def recipe_selection(pipeline: Pipeline) -> Recipe | xr.Dataset:

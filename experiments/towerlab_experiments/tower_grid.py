@@ -41,7 +41,8 @@ from towerlab_experiments.label_reads import query_and_keys
 BLOCKS = 8
 """Number of blocks of each class pair, from which its direction comes; with fewer blocks it would
 be a direction of single words"""
-COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
+COEFFICIENTS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
+FEW = (-1.0, 0.0, 1.0)
 PROMPTS = 100
 """Number of prompts for random sets and random directions: each costs nine runs of the last
 position"""
@@ -114,12 +115,14 @@ def directions_from(encoded: Prompts, vectors: xr.Dataset) -> xr.Dataset:
     directions = xr.Dataset(coords={"class_pair": pairs, "layer": vectors["layer"]})
     asked = [e.prompt.query_class for e in encoded]
     shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
-    for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
+    towers = {"query": ("head", asked), "keys": ("kv_head", shown)}
+    for name, (head, classes) in towers.items():
+        of_class = np.array(classes)
+        values = vectors[name].values
         differences = []
         for pair in pairs:
             first, second = (
-                vectors[name].values[np.array(classes) == cls].mean(0, dtype=float)
-                for cls in pair.split("/")
+                values[of_class == cls].mean(0, dtype=float) for cls in pair.split("/")
             )
             differences.append(first - second)
         directions[name] = ("class_pair", "layer", head, "d_head"), differences
@@ -140,7 +143,9 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
 
     def random(vectors: xr.DataArray) -> xr.DataArray:
         normal = vectors.copy(data=rng.normal(size=vectors.shape))
-        return normal * np.sqrt((vectors**2).sum("d_head") / (normal**2).sum("d_head"))
+        squared_length = (vectors**2).sum("d_head")
+        own_squared_length = (normal**2).sum("d_head")
+        return normal * np.sqrt(squared_length / own_squared_length)
 
     return directions.map(random)
 
@@ -178,15 +183,17 @@ def steering(
     dtype = torch.promote_types(model.dtype, torch.float32)
     last = torch.tensor(batch[0].last)
     positions = torch.tensor([e.label_positions for e in batch])
-    signs = torch.tensor([_signs(e.prompt) for e in batch], device=model.device)
+    signs = [_signs(e.prompt) for e in batch]
+    signs_of_keys = torch.tensor(signs, device=model.device)[:, None, :, None]
     queries = {}
     keys = {}
     for layer in {layer for layer, _ in heads}:
+        of_layer = of_prompts.sel(layer=layer)
         query, key = (
-            torch.from_numpy(of_prompts[name].sel(layer=layer).values).to(model.device, dtype)
+            torch.from_numpy(of_layer[name].values).to(model.device, dtype)
             for name in ("query", "keys")
         )
-        at_labels = key[:, :, None] * signs[:, None, :, None]
+        at_labels = key[:, :, None] * signs_of_keys
         queries[layer] = query_key.rotated(model, layer, query, last)
         keys[layer] = query_key.rotated(model, layer, at_labels, positions[:, None])
     return [
@@ -291,7 +298,12 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
     first_half = pipeline.design.label_pairs[::2]
 
     def in_half(prompts: Sequence[Encoded], is_first: bool) -> list[Encoded]:
-        return [e for e in prompts if ("/".join(e.prompt.labels) in first_half) == is_first]
+        of_half = []
+        for e in prompts:
+            label_pair = "/".join(e.prompt.labels)
+            if (label_pair in first_half) == is_first:
+                of_half.append(e)
+        return of_half
 
     directing = _directing(pipeline.design, 2 * BLOCKS)
     heads = pipeline.head_sets[BY_ATTENTION]
@@ -299,7 +311,8 @@ def other_labels(pipeline: Pipeline, encoded: Prompts) -> Splits:
     for is_first in (True, False):
         prompts = in_half(encoded, is_first)
         classes = {cls for e in prompts for cls in e.prompt.dataset.split("/")}
-        others = [e for e in in_half(directing, not is_first) if e.prompt.query_class in classes]
+        of_other_half = in_half(directing, not is_first)
+        others = [e for e in of_other_half if e.prompt.query_class in classes]
         asked = {e.prompt.query_class for e in others}
         if not heads or not prompts or classes != asked:
             return []
@@ -341,7 +354,8 @@ def _directions_along(pipeline: Pipeline, encoded: Prompts, heads: Heads) -> xr.
     new = [e for e in encoded if e.ids not in rows]
     vectors = known.isel(prompt=[rows[e.ids] for e in old])
     if new:
-        vectors = xr.concat([vectors, class_vectors(pipeline.model, new, heads)], "prompt")
+        new_vectors = class_vectors(pipeline.model, new, heads)
+        vectors = xr.concat([vectors, new_vectors], "prompt")
     return directions_from([*old, *new], vectors)
 
 

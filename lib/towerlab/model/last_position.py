@@ -44,7 +44,11 @@ from towerlab.prompts.prompt import Prompts
 
 MAX_ROWS = 1024  # maximum number of prompts times edits at a time, which bounds the memory
 LOGIT_ROWS = 128  # number of rows of logits at a time, unless one version has more prompts
-Around = Callable[[int, Float[Tensor, "batch edit d_model"]], AbstractContextManager]
+EditNumbers = Int[Tensor, "edit"]
+FinalStreams = Float[Tensor, "edit batch d_model"]
+Rows = Float[Tensor, "batch edit d_model"]
+Differences = Float[Tensor, "edit batch"]
+Around = Callable[[int, Rows], AbstractContextManager]
 
 
 class LastPosition:
@@ -75,11 +79,11 @@ class LastPosition:
             state = LayerState(x, attention, z).last()
             last = state.attention
             # Copied: a part would hold the whole stream.
-            self.plain[layer] = LayerState(
-                state.x.to(z.device, copy=True),
-                last._replace(query=last.query.clone()),
-                state.z.clone(),
-            )
+            x_of_last = state.x.to(z.device, copy=True)
+            query = last.query.clone()
+            z_of_last = state.z.clone()
+            attention_of_last = last._replace(query=query)
+            self.plain[layer] = LayerState(x_of_last, attention_of_last, z_of_last)
             return z
 
         layers = range(model.n_layers)
@@ -98,11 +102,14 @@ class LastPosition:
         """
 
         def of_some(x: Tensor) -> Tensor:
-            return x if len(x) == 1 else x[numbers]
+            is_of_all_prompts = len(x) == 1
+            return x if is_of_all_prompts else x[numbers]
 
         some = copy.copy(self)
         some.batch = [self.batch[i] for i in numbers]
-        some.plain = {layer: state.of_prompts(numbers) for layer, state in self.plain.items()}
+        some.plain = {}
+        for layer, state in self.plain.items():
+            some.plain[layer] = state.of_prompts(numbers)
         some._arguments = recursively_apply(of_some, self._arguments)
         return some
 
@@ -129,15 +136,14 @@ class LastPosition:
         """
         n_edits = len(edits)
         n_prompts = len(self.batch)
-        shape = n_edits, n_prompts
-        top = torch.empty(shape, dtype=torch.long)
-        log_prob = torch.empty(*shape, 2, dtype=torch.float64)
+        top = torch.empty(n_edits, n_prompts, dtype=torch.long)
+        log_prob = torch.empty(n_edits, n_prompts, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
             top[chunk], log_prob[chunk] = self.final_answers(final)
         return top, log_prob
 
     @torch.inference_mode()
-    def logit_differences(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch"]:
+    def logit_differences(self, edits: Sequence[Edit]) -> Differences:
         """Compute the logit of the true label minus that of the other label under each edit.
 
         Only the labels are unembedded, which takes a fraction of the time of whole answers.
@@ -148,12 +154,14 @@ class LastPosition:
         Returns:
             Logit differences (nats; edit, prompt), in float64 on the CPU.
         """
-        differences = torch.empty(len(edits), len(self.batch), dtype=torch.float64)
+        n_edits = len(edits)
+        n_prompts = len(self.batch)
+        differences = torch.empty(n_edits, n_prompts, dtype=torch.float64)
         for chunk, final in self.finals(edits):
             differences[chunk] = logit_differences(self.model, final, self.batch)
         return differences
 
-    def final_answers(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
+    def final_answers(self, final: FinalStreams) -> TopAndLogProbs:
         """Compute the answers from final residual streams of versions of the batch.
 
         Args:
@@ -174,9 +182,7 @@ class LastPosition:
             log_prob_parts.append(log_prob)
         return torch.cat(top_parts), torch.cat(log_prob_parts)
 
-    def finals(
-        self, edits: Sequence[Edit]
-    ) -> Iterator[tuple[Int[Tensor, "edit"], Float[Tensor, "edit batch d_model"]]]:
+    def finals(self, edits: Sequence[Edit]) -> Iterator[tuple[EditNumbers, FinalStreams]]:
         """Yield the final residual streams under all edits, MAX_ROWS rows at a time.
 
         Args:
@@ -195,7 +201,7 @@ class LastPosition:
 
     def final(
         self, edits: Sequence[Edit], around: Around = lambda *_: nullcontext()
-    ) -> Float[Tensor, "edit batch d_model"]:
+    ) -> FinalStreams:
         """Return the final residual stream under some edits.
 
         Args:
@@ -223,9 +229,7 @@ class LastPosition:
                 rows = self.block(layer, rows, begun)
         return rows.transpose(0, 1)
 
-    def block(
-        self, layer: int, rows: Float[Tensor, "batch edit d_model"], edits: Sequence[Edit]
-    ) -> Float[Tensor, "batch edit d_model"]:
+    def block(self, layer: int, rows: Rows, edits: Sequence[Edit]) -> Rows:
         """Run one block on the rows of all edits.
 
         Each row attends to the other positions of the plain run and to itself.
@@ -246,13 +250,15 @@ class LastPosition:
             mask = _mask_of_rows(plain, n_rows)
             z = _after_plain(plain, own, mask).z()
             for i, edit in enumerate(edits):
-                if edit.heads_of(layer):
-                    row = slice(i, i + 1)
-                    own_row = _row_of(own, row)
-                    state = LayerState(
-                        rows[:, row], _after_plain(plain, own_row, plain.mask), z[:, :, row]
-                    )
-                    edit.apply(layer, state)
+                if not edit.heads_of(layer):
+                    continue
+                row = slice(i, i + 1)
+                own_row = _row_of(own, row)
+                x_of_row = rows[:, row]
+                z_of_row = z[:, :, row]
+                attention = _after_plain(plain, own_row, plain.mask)
+                state = LayerState(x_of_row, attention, z_of_row)
+                edit.apply(layer, state)
             return z
 
         args, kwargs = at_last(self._arguments[layer], n_positions, n_rows)
