@@ -34,6 +34,10 @@ def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = 
         return forward + (
             every * forward if work.startswith("ablate") else n * layers * (n_heads + 3) * out
         )
+    # The last layer's W_O and FFN run at the last position only, whose query, key and value are
+    # computed a second time for this.
+    left_out = 2.0 * (tokens - 1) * 9 * d**2 - 2.0 * 3 * d**2
+    forward -= n * left_out
     if work == "heads":
         # E goes through each W_O once for all prompts if that is cheaper than each head's vector.
         factored = layers * d * (out + 2.0 * words * n)
@@ -46,4 +50,5 @@ def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = 
             sum(blocks(1, rows, tokens - 1 + rows) for rows in riding) + (every + 1) * out
         )
     # At all positions, a head's run begins at its layer.
-    return forward + n * (n_heads * blocks(above + layers, tokens, tokens) + every * out)
+    runs = n_heads * blocks(above + layers, tokens, tokens) + every * (out - left_out)
+    return forward + n * runs

@@ -56,5 +56,5 @@ def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeyp
     means, *of = drawn[1]
     assert means[:3, 3:] == pytest.approx(np.full((3, 3), found.values[:3, 3:].mean()))
     assert of[-1] == packed["limit"]  # both pictures have the same colours
-    assert "6 words in the same order" in html and html.count("<image") == 2
+    assert "6 words, in one order" in html and html.count("<image") == 2
     assert "Measured: head 18-6 of SmolLM2-135M" in html and html.count("<li>") == 1

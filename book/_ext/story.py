@@ -67,10 +67,9 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
     limit = measured["limit"] * packed["largest"] / matrices.SCORE_STEPS
     head = escape(f"{packed['title'].partition(',')[0]} of {packed['model']}")
     text = (
-        f"{len(scores)} words in the same order in rows and columns. A head that only recognised "
-        "classes would show its mean in each block and nothing else (first picture). The same head "
-        "as measured (second) also has a line where a word meets itself, and darker and lighter "
-        "cells within the blocks."
+        f"{len(scores)} words, in one order in rows and columns. A head that only recognised "
+        "classes would show nothing but the mean of each block (first picture). The head as "
+        "measured also has a line where a word meets itself, and darker and lighter cells."
     )
     return (
         f'<section class="story-matrices">'
