@@ -261,7 +261,8 @@ class LastPosition:
                 edit.apply(layer, state)
             return z
 
-        args, kwargs = at_last(self._arguments[layer], n_positions, n_rows)
+        arguments = self._arguments[layer]
+        args, kwargs = at_last(arguments, n_positions, n_rows)
         block = self.model.layers[layer]
         with reading_attention(self.model, [layer], attend):
             output = block(rows, *args, **kwargs)
