@@ -275,11 +275,13 @@ def places(values: xr.DataArray, heads: Heads) -> list[int]:
         values: Over (prompt, layer, head).
         heads: Heads whose places are returned.
     """
-    means = values.mean("prompt").transpose("layer", "head").values
+    means = values.mean("prompt")
+    by_layer = means.transpose("layer", "head").values
     found = []
     for head in heads:
-        own_mean = means[tuple(head)]
-        n_larger = int((means > own_mean).sum())
+        own_mean = by_layer[tuple(head)]
+        is_larger = by_layer > own_mean
+        n_larger = int(is_larger.sum())
         found.append(1 + n_larger)
     return found
 

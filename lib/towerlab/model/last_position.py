@@ -139,7 +139,9 @@ class LastPosition:
         top = torch.empty(n_edits, n_prompts, dtype=torch.long)
         log_prob = torch.empty(n_edits, n_prompts, 2, dtype=torch.float64)
         for chunk, final in self.finals(edits):
-            top[chunk], log_prob[chunk] = self.final_answers(final)
+            top_of_chunk, log_prob_of_chunk = self.final_answers(final)
+            top[chunk] = top_of_chunk
+            log_prob[chunk] = log_prob_of_chunk
         return top, log_prob
 
     @torch.inference_mode()
@@ -158,7 +160,8 @@ class LastPosition:
         n_prompts = len(self.batch)
         differences = torch.empty(n_edits, n_prompts, dtype=torch.float64)
         for chunk, final in self.finals(edits):
-            differences[chunk] = logit_differences(self.model, final, self.batch)
+            of_chunk = logit_differences(self.model, final, self.batch)
+            differences[chunk] = of_chunk
         return differences
 
     def final_answers(self, final: FinalStreams) -> TopAndLogProbs:
