@@ -3,7 +3,8 @@
 Source: EMNLP, as summarised. Chapters 6 and 7. Half of the prompts have foo as the true label; the
 other half are the same prompts with the labels exchanged. The first prompts of each set select
 heads, and the others evaluate them. The EMNLP version intervenes on 1% of the heads. Here the first
-1, 3, 6 and 12 heads of a ranking are also ablated at all positions (its table 3).
+1, 3, 6 and 12 heads of a ranking, and 1% of all heads, are also ablated at all positions (its table
+3).
 
     >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
     >>> heads, foo_heads, bar_heads = twelve(-lost, lost, lost)
@@ -282,7 +283,7 @@ def recipe_paper_remedies(pipeline: Pipeline) -> xr.Dataset:
 
 
 def recipe_dose(pipeline: Pipeline) -> xr.Dataset:
-    """Ablate the first 1, 3, 6, 12 and 1% of the heads by three rankings, and random sets.
+    """Ablate the first 1, 3, 6 and 12 heads of three rankings, 1% of all heads, and random sets.
 
     The random sets have equal numbers of heads in the same layers as the sets of the interleaved
     ranking.
