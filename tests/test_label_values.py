@@ -31,6 +31,22 @@ def test_halves_of_a_list_have_their_own_labels():
     assert other.values.tolist() == ["bar", "bar", "foo", "foo"]
 
 
+def test_attention_is_that_on_a_label_where_it_is_the_answer():
+    """Four prompts' versions: foo is right in the first two, bar in the last two."""
+    ds = xr.Dataset(
+        {"attention_true": ("change", [1.0, 3, 5, 7]), "attention_other": ("change", [10.0, 30, 50, 70])},
+        {"change": list("abcd")},
+    )
+    attention = label_values.by_answer(ds, ["a", "b"], ["c", "d"])
+    assert attention.sel(answer="foo", label=["foo", "bar"]).values.tolist() == [2, 20]
+    assert attention.sel(answer="bar", label=["foo", "bar"]).values.tolist() == [60, 6]
+
+    of_heads = attention.expand_dims(selected_head=["0-0", "0-1"])  # one foo-head, one bar-head
+    where_answer, elsewhere = label_values.at_own_label(of_heads)
+    assert where_answer.values.tolist() == [2, 6]
+    assert elsewhere.values.tolist() == [60, 20]
+
+
 def test_random_lists_are_of_heads_in_no_list():
     names = {"selected_head": ["0-0", "0-1"]}
     listed = xr.DataArray([[1.0, 2], [3, 4]], names, ("prompt", "selected_head"))

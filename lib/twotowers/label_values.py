@@ -96,6 +96,44 @@ def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
     return labels
 
 
+def at_own_label(attention: xr.DataArray) -> list[xr.DataArray]:
+    """Return attention on own labels, where they are the answer and where the other label is.
+
+    Args:
+        attention: Over (answer, label, ..., selected_head), with WORDS.
+
+    Returns:
+        Two arrays over (..., selected_head).
+    """
+    own, other = own_and_other(attention)
+    at_own = attention.sel(label=own)
+    return [at_own.sel(answer=own), at_own.sel(answer=other)]
+
+
+def by_answer(
+    ds: xr.Dataset, foo: Sequence[str], bar: Sequence[str], prefix: str = ""
+) -> xr.DataArray:
+    """Return attention on both labels, where each of them is the answer.
+
+    Args:
+        ds: Measurement with attention on labels of the query's class and on the other labels.
+        foo: Changes of the prompts with the right label foo.
+        bar: Changes of the prompts with the right label bar.
+        prefix: Start of the names of the variables, such as "mean_".
+
+    Returns:
+        Means over changes, over (answer, label, ...).
+    """
+    on_true = f"{prefix}attention_true"
+    on_other = f"{prefix}attention_other"
+    parts = []
+    for changes, names in ((foo, [on_true, on_other]), (bar, [on_other, on_true])):
+        means = ds[names].sel(change=[*changes]).mean("change")
+        by_label = means.to_dataarray("label").assign_coords(label=WORDS)
+        parts.append(by_label)
+    return xr.concat(parts, pd.Index(WORDS, name="answer"))
+
+
 def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str]) -> xr.DataArray:
     """Return means of the heads of a list, and of heads in no list, which random lists consist of.
 

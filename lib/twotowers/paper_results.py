@@ -216,6 +216,25 @@ def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
     return Result(float(value), words, random, resampled)
 
 
+def random_band(found: Result) -> dict[str, float]:
+    """Return the mean of a number in random lists of heads, and the band with 90% of them.
+
+        >>> random_band(Result(19.5, "", random=range(21)))
+        {'value': 10.0, 'low': 1.0, 'high': 19.0}
+
+    Args:
+        found: The number in a model.
+
+    Returns:
+        Columns value, low and high of a chart. Empty with fewer than MIN_RANDOM_SETS lists.
+    """
+    numbers = _numbers(found.random)
+    if numbers.size < MIN_RANDOM_SETS:
+        return {}
+    low, high = np.quantile(numbers, [0.05, 0.95])
+    return {"value": float(numbers.mean()), "low": float(low), "high": float(high)}
+
+
 def compare_task(balance: xr.Dataset) -> Result:
     """Return how often a model solves the task of the paper's prompts.
 

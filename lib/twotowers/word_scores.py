@@ -1,0 +1,57 @@
+"""Heads of the measurement `word_towers` that were selected on other class pairs (chapter 13).
+
+A head is judged on the classes of a pair only if it was selected without this pair, so the selected
+heads may differ between classes.
+
+    >>> coordinates = {"selected_head": ["0-0", "0-1"]}
+    >>> is_selected = xr.DataArray([[True, False]], coordinates, ("prompt", "selected_head"))
+    >>> word_towers = xr.Dataset({"is_selected": is_selected})
+    >>> scores = xr.DataArray([[[0.5, 0.1, 0.3]]], dims=("prompt", "layer", "head"))
+    >>> selected_mean(word_towers, scores).values.tolist()
+    [0.5]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from twotowers.head_selection import select_heads
+from twotowers.heads import Head
+
+KINDS = ["by attention", "other heads"]
+"""Kinds of heads: selected for some class pair by attention difference, and all others"""
+
+
+def selected_mean(word_towers: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
+    """Return means over the heads that were selected on other class pairs.
+
+    Args:
+        word_towers: Measurement "word_towers", with its classes along `prompt`.
+        values: Over (prompt, layer, head, ...).
+
+    Returns:
+        Over (prompt, ...), without classes for which no head was selected.
+    """
+    names = word_towers["selected_head"].values
+    of_heads = select_heads(values, [Head.parse(str(name)) for name in names])
+    is_selected = word_towers["is_selected"].drop_vars("selected_head")
+    weights = is_selected.assign_coords(of_heads["selected_head"].coords)
+    means = of_heads.weighted(weights).mean("selected_head")
+    return means.dropna("prompt")
+
+
+def kinds(word_towers: xr.Dataset) -> xr.DataArray:
+    """Return the kind of every head, one of KINDS, over (layer, head).
+
+    Args:
+        word_towers: Measurement "word_towers".
+    """
+    selected, others = KINDS
+    role = word_towers["role"]
+    names = word_towers["selected_head"].values[(role == "by attention").values]
+    sizes = word_towers.sizes["layer"], word_towers.sizes["head"]
+    found = np.full(sizes, others, dtype=object)
+    for name in names:
+        found[Head.parse(str(name))] = selected
+    return xr.DataArray(found, dims=("layer", "head"))
