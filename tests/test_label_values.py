@@ -33,9 +33,9 @@ def test_halves_of_a_list_have_their_own_labels():
 
 def test_attention_is_that_on_a_label_where_it_is_the_answer():
     """Four prompts' versions: foo is right in the first two, bar in the last two."""
+    on_true, on_other = ("change", [1.0, 3, 5, 7]), ("change", [10.0, 30, 50, 70])
     ds = xr.Dataset(
-        {"attention_true": ("change", [1.0, 3, 5, 7]), "attention_other": ("change", [10.0, 30, 50, 70])},
-        {"change": list("abcd")},
+        {"attention_true": on_true, "attention_other": on_other}, {"change": list("abcd")}
     )
     attention = label_values.by_answer(ds, ["a", "b"], ["c", "d"])
     assert attention.sel(answer="foo", label=["foo", "bar"]).values.tolist() == [2, 20]
