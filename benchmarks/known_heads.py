@@ -52,9 +52,8 @@ def main(name: str) -> int:
     pairs, label_pairs = design.class_pairs[:4], design.label_pairs[:1]
     prompts = design.blocks(20, SELECTION, pairs=pairs, label_pairs=label_pairs)
     encoded, shuffled = design.encode(prompts), design.encode(_shuffled_labels(prompts))
-    heads = head_selection.with_increase(
-        pipeline.measured("selection"), pipeline.measured("increase_by_norm")
-    )
+    increases = pipeline.measured("selection_increases")
+    heads = pipeline.measured("selection").assign(increase=increases["increase"])
     recognition, learning = task_subspace_scores(model, encoded).values()
     scores = {
         of: x.transpose("layer", "head").values for of, x in head_selection.rankings(heads).items()

@@ -113,7 +113,7 @@ def measure(
     word = plain_run.logits.argmax(-1)
     scale = model.unembedding.norm.scale(plain_run.resid_final)
     parts = plain_run.resid_pre, plain_run.z, plain_run.ffn_output
-    attention, ffn, heads = (x[0, 0] for x in increases_along(model, *parts, scale, word))
+    attention, ffn, heads = (x[0] for x in increases_along(model, *parts, scale, word))
     blocks = {"attention": attention, "FFN": ffn}
     values = {}
     for quantity in quantities:

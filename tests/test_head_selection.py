@@ -69,11 +69,6 @@ def test_heads_by_writing_write_and_those_by_attention_attend():
     near(head_selection.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
 
 
-def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
-    by_norm = xr.Dataset({"increase": ("norm", [1.0, 2.0])}, {"norm": ["frozen", "recomputed"]})
-    assert head_selection.with_increase(xr.Dataset(), by_norm)["increase"] == 1
-
-
 def test_a_rule_may_name_no_heads():
     sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]), k=5)
     assert sets["by written logit difference"] == sets["by attention"] == []

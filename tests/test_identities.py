@@ -121,7 +121,7 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     parts = [t * 400 for t in (plain.resid_pre, plain.z, plain.ffn_output)]
     frozen = scale if norm == "frozen" else None
     words = unembed.bs_values(parts[0][0], model.unembedding, frozen).argmin(-1)
-    _, _, heads = increase.increases_along(model, *parts, scale, words, [norm])
+    _, _, heads = increase.increases_along(model, *parts, scale, words, norm)
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head] @ model.output_weight(0)[head]
@@ -133,4 +133,4 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
         ]
         if norm == "frozen":
             assert p[0].max() < -89
-        torch.testing.assert_close(heads[0, :, 0, head], p[1] - p[0], rtol=2e-3, atol=5e-3)
+        torch.testing.assert_close(heads[:, 0, head], p[1] - p[0], rtol=2e-3, atol=5e-3)

@@ -50,7 +50,7 @@ def test_a_file_of_other_versions_or_another_form_is_named_and_left_out(home, no
     with netCDF4.Dataset(folder / "words/selection.nc") as data:
         made_with = json.loads(data.identity)
     change(folder, "selection", identity=json.dumps(made_with | {"versions": {"selection": 99}}))
-    change(folder, "single_head_ablations", measurement="increase_by_norm")
+    change(folder, "single_head_ablations", measurement="selection_increases")
     copied(folder.parent / "sound", ("templates", "selection", "single_head_ablations"))
     chapter = book.open({"model": "sound"})
     found = {

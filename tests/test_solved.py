@@ -112,16 +112,15 @@ def test_random_sets_that_are_equal_count_once():
 
 
 def test_halves_have_other_class_pairs_and_lists_have_the_largest_increases():
-    increase = np.zeros((2, 8, 6, 2))
-    increase[:, :, [0, 3, 4, 5]] = np.array([4, 3, 2, 1])[:, None] + np.array([0, 0.1])
+    increase = np.zeros((8, 6, 2))
+    increase[:, [0, 3, 4, 5]] = np.array([4, 3, 2, 1])[:, None] + np.array([0, 0.1])
     pairs = [f"{i % 4}/x" for i in range(8)]
-    by_norm = xr.Dataset(
-        {"increase": (("norm", "prompt", "layer", "head"), increase)},
-        {"norm": ["frozen", "recomputed"], "class_pair": ("prompt", pairs)},
+    data = xr.Dataset(
+        {"increase": (("prompt", "layer", "head"), increase)}, {"class_pair": ("prompt", pairs)}
     )
-    first, second = (set(half["class_pair"].values) for half in head_selection.halves(by_norm))
+    first, second = (set(half["class_pair"].values) for half in head_selection.halves(data))
     assert first == {"0/x", "2/x"} and second == {"1/x", "3/x"}
-    assert head_selection.by_increase(by_norm, 3) == [Head(0, 1), Head(0, 0), Head(3, 1)]
+    assert head_selection.by_increase(data, 3) == [Head(0, 1), Head(0, 0), Head(3, 1)]
 
 
 def attention(true, false):

@@ -154,8 +154,8 @@ def recipe_ablations(pipeline: Pipeline) -> Recipe:
     """
     lost = pipeline.measured("single_head_ablations")["log_prob_lost"]
     by_ablation = head_selection.top_heads(lost.mean("prompt"), N_RANKED)
-    by_norm = pipeline.measured("increase_by_norm")
-    by_increase = head_selection.by_increase(by_norm, N_RANKED)
+    increases = pipeline.measured("selection_increases")
+    by_increase = head_selection.by_increase(increases, N_RANKED)
     heads = interleave(by_increase, by_ablation, 12)
     sets = {"paper's twelve": heads}
     random = draw_random_sets(pipeline, sets)

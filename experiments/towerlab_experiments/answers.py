@@ -108,7 +108,7 @@ def recipe_templates(pipeline: Pipeline) -> Recipe | xr.Dataset:
     pipeline.design.selection(Template(ks[0], settings.separator or "space"))
     in_templates = _in_templates(pipeline, ks)
     longest = max(map(len, in_templates.values()))
-    if longest > pipeline.part_size("increase_by_norm"):
+    if longest > pipeline.part_size("selection_increases"):
         return Recipe(answers, list(chain(*in_templates.values())))
     parts: list[xr.Dataset] = []
     for template, encoded in in_templates.items():

@@ -11,7 +11,7 @@ Each prompt is one observation. Chapters 1, 3 to 5, 8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,6 @@ from torch import Tensor
 from towerlab.measure.observations import Tensors, captured_answers, observations, read_prompts
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
@@ -154,41 +153,25 @@ def attention_sums(capture: Capture) -> Tensors:
 def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Dataset:
     """Compute the paper's increase of log p(true label) by every head and block.
 
-    Args:
-        model: Any model.
-        encoded: Prompts.
-        norm: Reading of the final norm, one of `unembed.NORMS`.
-
-    Returns:
-        Variables of `increases_by_norm`, over (prompt, ...).
-    """
-    return increases_by_norm(model, encoded, [norm]).isel(norm=0, drop=True)
-
-
-def increases_by_norm(
-    model: Model, encoded: Prompts, readings: Sequence[str] = unembed.NORMS
-) -> xr.Dataset:
-    """Compute the paper's increase of log p(true label), with several readings of the final norm.
-
     Source: v1 section 3.1, appendix E. Cost: one forward pass, and one pass over the vocabulary for
     all prompts.
 
     Args:
         model: Any model.
         encoded: Prompts.
-        readings: Readings of the final norm, of `unembed.NORMS`.
+        norm: Reading of the final norm, one of `unembed.NORMS`.
 
     Returns:
-        Dataset of `increase` (norm, prompt, layer, head), and of `block_increase` (norm, prompt,
-        layer, kind) of attention and FFN blocks (v1 figure 2), in nats.
+        Dataset of `increase` (prompt, layer, head), and of `block_increase` (prompt, layer, kind)
+        of attention and FFN blocks (v1 figure 2), in nats.
     """
     read = partial(_states, model)
     arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
-    return _increases_from(model, encoded, arrays, readings)
+    return increases_from(model, encoded, arrays, norm)
 
 
 def read_heads(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
-    """Return the variables of `heads`, and what `increases_by_norm` needs, from the same passes.
+    """Return the variables of `heads`, and what `increases` needs, from the same passes.
 
     Args:
         model: Any model.
@@ -221,7 +204,7 @@ def heads_from(encoded: Prompts, arrays: Mapping[str, np.ndarray]) -> xr.Dataset
 def heads_and_increases(
     model: Model, encoded: Prompts, arrays: Mapping[str, np.ndarray] | None = None
 ) -> xr.Dataset:
-    """Compute `heads` and `increases_by_norm` from the same forward passes.
+    """Compute `heads` and `increases` from the same forward passes.
 
     Args:
         model: Any model.
@@ -233,8 +216,7 @@ def heads_and_increases(
     """
     if arrays is None:
         arrays = read_heads(model, encoded)
-    states = {name: arrays[name] for name in STATES}
-    increases_of_heads = _increases_from(model, encoded, states, unembed.NORMS)
+    increases_of_heads = increases_from(model, encoded, arrays)
     return heads_from(encoded, arrays).assign(increases_of_heads)
 
 
@@ -250,24 +232,26 @@ def _states(model: Model, capture: Capture) -> Tensors:
     return dict(zip(STATES, states, strict=True))
 
 
-def _increases_from(
-    model: Model, encoded: Prompts, arrays: Mapping[str, np.ndarray], readings: Sequence[str]
+def increases_from(
+    model: Model, encoded: Prompts, arrays: Mapping[str, np.ndarray], norm: str = "frozen"
 ) -> xr.Dataset:
-    """Return the dataset of `increases_by_norm` from STATES of the prompts."""
+    """Return the dataset of `increases`, without a forward pass.
+
+    Args:
+        model: Any model.
+        encoded: Prompts.
+        arrays: STATES of the prompts. Other arrays are not used.
+        norm: Reading of the final norm, one of `unembed.NORMS`.
+    """
     tensors = {}
-    for name, array in arrays.items():
-        tensor = torch.from_numpy(array).to(model.device)
+    for name in STATES:
+        tensor = torch.from_numpy(arrays[name]).to(model.device)
         is_of_prompts = name in ("scale", "words")
         tensors[name] = tensor if is_of_prompts else tensor.transpose(0, 1)
-    attention, ffn, heads = increases_along(model, **tensors, readings=readings)
+    attention, ffn, heads = increases_along(model, **tensors, norm=norm)
     blocks = torch.stack([attention, ffn], -1)
-    dims = "norm", "prompt", "layer"
-    increase = {
-        "increase": ((*dims, "head"), heads.cpu()),
-        "block_increase": ((*dims, "kind"), blocks.cpu()),
-    }
-    norms = list(readings)
-    return observations("paper", encoded, increase, norm=norms, kind=KINDS)
+    increase = {"increase": heads.cpu(), "block_increase": blocks.cpu()}
+    return observations("paper", encoded, increase, kind=KINDS)
 
 
 def selection_runs(pipeline: Pipeline) -> Mapping[str, np.ndarray] | None:
@@ -324,11 +308,10 @@ def recipe_increases(pipeline: Pipeline) -> Recipe:
     return Recipe(increases, pipeline.design.evaluation())
 
 
-def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
-    """Measure the paper's increase of every head on the selection blocks, with both norm scales.
+def recipe_selection_increases(pipeline: Pipeline) -> xr.Dataset:
+    """Measure the paper's increase of every head on the selection blocks.
 
-    The final norm is frozen, or recomputed for each vector. The same passes give the measurement
-    "selection".
+    The same passes give the measurement "selection".
 
     Args:
         pipeline: Pipeline of the model.
@@ -339,17 +322,35 @@ def recipe_increase_by_norm(pipeline: Pipeline) -> xr.Dataset:
     encoded = pipeline.design.selection()
     if (arrays := selection_runs(pipeline)) is not None:
         data = heads_and_increases(pipeline.model, encoded, arrays)
-        pipeline.shared.pop("selection runs")
     else:
-        data = pipeline.run("increase_by_norm", Recipe(heads_and_increases, encoded))
-    pipeline.shared["selection"] = data.drop_dims("norm")
-    return data[["increase", "block_increase"]]
+        data = pipeline.run("selection_increases", Recipe(heads_and_increases, encoded))
+    pipeline.shared["selection"] = data
+    return data
+
+
+def recipe_recomputed_increases(pipeline: Pipeline) -> Recipe | xr.Dataset:
+    """Measure the increase of every head on the selection blocks, with a recomputed final norm.
+
+    The scale of the final norm is recomputed for each vector.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement, or the measurement if the choice of the template has run its
+        prompts.
+    """
+    encoded = pipeline.design.selection()
+    if (arrays := selection_runs(pipeline)) is not None:
+        return increases_from(pipeline.model, encoded, arrays, "recomputed")
+    return Recipe(increases, encoded, ("recomputed",))
 
 
 RECIPES = {
     "selection": recipe_selection,
     "heads": recipe_heads,
     "increases": recipe_increases,
-    "increase_by_norm": recipe_increase_by_norm,
+    "selection_increases": recipe_selection_increases,
+    "recomputed_increases": recipe_recomputed_increases,
 }
 """Measurement -> function of a pipeline that makes it"""

@@ -405,11 +405,11 @@ def recipe_tower_grid_lists(pipeline: Pipeline) -> xr.Dataset:
     """
     k = pipeline.settings.top_k
     encoded = pipeline.design.intervention()
-    by_norm = pipeline.measured("increase_by_norm")
+    increases = pipeline.measured("selection_increases")
     directions = _directions(pipeline)
     sets = {
         BY_ATTENTION: pipeline.head_sets[BY_ATTENTION],
-        "by increase": head_selection.by_increase(by_norm, k),
+        "by increase": head_selection.by_increase(increases, k),
         "without negative heads": without_negative(pipeline.measured("selection"), k),
     }
     moved = {name: (heads, directions) for name, heads in present(sets).items()}

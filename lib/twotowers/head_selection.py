@@ -74,17 +74,6 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
     return signed.sum("demonstration")
 
 
-def with_increase(heads: xr.Dataset, increase_by_norm: xr.Dataset) -> xr.Dataset:
-    """Return a measurement of heads with the paper's increase of the same prompts.
-
-    Args:
-        heads: Measurement "heads" or "selection".
-        increase_by_norm: Measurement "increase_by_norm".
-    """
-    frozen = increase_by_norm.sel(norm="frozen", drop=True)
-    return heads.assign(increase=frozen["increase"])
-
-
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     """Return every ranking of the heads by name.
 
@@ -184,12 +173,10 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
     """Return the heads with the largest mean increase, of any sign, as the paper lists them.
 
     Args:
-        increases: Measurement "increase_by_norm", on selection blocks.
+        increases: Measurement "selection_increases".
         k: Number of heads.
     """
-    increase = increases["increase"]
-    frozen = increase.sel(norm="frozen")
-    mean = frozen.mean("prompt")
+    mean = increases["increase"].mean("prompt")
     return top_heads(mean, k, minimum=-np.inf)
 
 

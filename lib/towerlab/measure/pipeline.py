@@ -200,7 +200,7 @@ class Pipeline:
     def shared(self) -> dict[str, Any]:
         """Values by name that several recipes need, kept in memory.
 
-        A recipe may leave here what its passes give another one (`recipe_increase_by_norm`).
+        A recipe may leave here what its passes give another one (`recipe_selection_increases`).
         """
         return {}
 

@@ -13,14 +13,14 @@ d_head-dimensional output space, so `E gamma W_O^h` (slab x d_head) serves all p
 
 Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the
 heads the cheaper of 2 n V d L H (as vectors) and 2 V d^2 L + 2 n V d_head L H (factored); one
-exponential for each of n V L (H + 3), for each norm. Memory, in addition to the arguments and
-results: a float32 copy of the arguments, the states of one layer, and for few prompts all heads'
-vectors and a slab of their values.
+exponential for each of n V L (H + 3). Memory, in addition to the arguments and results: a float32
+copy of the arguments, the states of one layer, and for few prompts all heads' vectors and a slab of
+their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,11 +41,11 @@ def increases_along(
     ffn: Float[Tensor, "layer prompt d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
-    readings: Sequence[str] = ("frozen",),
+    norm: str = "frozen",
 ) -> tuple[
-    Float[Tensor, "norm prompt layer"],
-    Float[Tensor, "norm prompt layer"],
-    Float[Tensor, "norm prompt layer head"],
+    Float[Tensor, "prompt layer"],
+    Float[Tensor, "prompt layer"],
+    Float[Tensor, "prompt layer head"],
 ]:
     """Compute the increase (nats) of every attention block, FFN block and head.
 
@@ -61,7 +61,7 @@ def increases_along(
         >>> scale = model.unembedding.norm.scale(run.resid_final)
         >>> parts = increases_along(model, run.resid_pre, run.z, run.ffn_output, scale, words)
         >>> [tuple(part.shape) for part in parts]
-        [(1, 2, 4), (1, 2, 4), (1, 2, 4, 8)]
+        [(2, 4), (2, 4), (2, 4, 8)]
 
     Args:
         model: Any model.
@@ -70,11 +70,11 @@ def increases_along(
         ffn: Output of each FFN block at the last position (layer, prompt, d_model).
         scale: Scale of the final norm at the last position (prompt,).
         words: Ids of the followed words (prompt,).
-        readings: Readings of the norm scale, of `unembed.NORMS`, which share all products.
+        norm: Reading of the norm scale, one of `unembed.NORMS`.
 
     Returns:
-        Increases (nats) of attention blocks (norm, prompt, layer), of FFN blocks (norm, prompt,
-        layer), and of heads (norm, prompt, layer, head).
+        Increases (nats) of attention blocks (prompt, layer), of FFN blocks (prompt, layer), and of
+        heads (prompt, layer, head).
     """
     resid_pre = widen(resid_pre)
     z = widen(z)
@@ -99,10 +99,9 @@ def increases_along(
     sizes = [len(part) for part in rows]
     of_words = torch.stack(word_products)
     recomputed = torch.stack(own_scales)
-    sums = []
-    for norm in readings:
-        scales = scale.expand_as(recomputed) if norm == "frozen" else recomputed
-        sums.append(_Sums(of_words, 1 / scales))
+    is_frozen = norm == "frozen"
+    scales = scale.expand_as(recomputed) if is_frozen else recomputed
+    sums = _Sums(of_words, 1 / scales)
 
     size = SLAB if together.device.type == "cpu" else SLAB * ON_GPU
     for weight in unembedding.weight.split(size):
@@ -118,23 +117,18 @@ def increases_along(
                 of_heads = _factored(model, layer, slab, z[layer])
             before = _follow_layer(sums, layer, before, bias, of_heads, ffn_values)
 
-    of_norms = []
-    for norm, of_norm in zip(readings, sums, strict=True):
-        frozen = scale if norm == "frozen" else None
-        log_p = -of_norm.total.log()
-        for layer in of_norm.overflowing():
-            states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
-            normalised = final_norm.normalise(states, frozen).flatten(0, 1)
-            slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
-            total = torch.stack(slabs).logsumexp(0)
-            log_p[layer] = of_norm.word_values[layer][..., 0] - total.view_as(log_p[layer])
-        of_norms.append(log_p)
-    log_p = torch.stack(of_norms)
-    before, between, after, *_ = log_p.unbind(2)
+    log_p = -sums.total.log()
+    for layer in sums.overflowing():
+        states, *_ = _states(model, layer, resid_pre[layer], z[layer], ffn[layer])
+        normalised = final_norm.normalise(states, scale if is_frozen else None).flatten(0, 1)
+        slabs = [values.logsumexp(-1) for _, values in products(normalised, unembedding)]
+        total = torch.stack(slabs).logsumexp(0)
+        log_p[layer] = sums.word_values[layer][..., 0] - total.view_as(log_p[layer])
+    before, between, after, *_ = log_p.unbind(1)
     attention = between - before
     ffn_blocks = after - between
-    heads = log_p[:, :, 3:] - log_p[:, :, :1]
-    return attention.mT, ffn_blocks.mT, heads.permute(0, 3, 1, 2)
+    heads = log_p[:, 3:] - log_p[:, :1]
+    return attention.mT, ffn_blocks.mT, heads.permute(2, 0, 1)
 
 
 class _Sums:
@@ -178,7 +172,7 @@ def _factored(
 
 
 def _follow_layer(
-    sums: Sequence[_Sums],
+    sums: _Sums,
     layer: int,
     before: Float[Tensor, "prompt word"],
     bias: Float[Tensor, "1 word"],
@@ -187,20 +181,16 @@ def _follow_layer(
 ) -> Float[Tensor, "prompt word"]:
     """Add a layer's states to the sums, and return the values after it: see the module."""
     between = before + bias
-    *others, last = sums
     first = 3
     for values in of_heads:
         between += values[0] if len(values) == 1 else values.sum(0)
         values += before
         states = slice(first, first + len(values))
-        for of_norm in others:
-            of_norm.add(layer, states, values)
-        last.add(layer, states, values, out=values)
+        sums.add(layer, states, values, out=values)
         first += len(values)
     after = between + ffn_values
     for state, values in enumerate((before, between, after)):
-        for of_norm in sums:
-            of_norm.add(layer, state, values)
+        sums.add(layer, state, values)
     return after
 
 
