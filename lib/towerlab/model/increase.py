@@ -43,9 +43,7 @@ def increases_along(
     words: Int[Tensor, "prompt"],
     norm: str = "frozen",
 ) -> tuple[
-    Float[Tensor, "prompt layer"],
-    Float[Tensor, "prompt layer"],
-    Float[Tensor, "prompt layer head"],
+    Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head"]
 ]:
     """Compute the increase (nats) of every attention block, FFN block and head.
 
