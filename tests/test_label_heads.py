@@ -19,7 +19,7 @@ def measured() -> xr.Dataset:
 
 
 def test_ranks_are_compared_with_those_of_other_heads():
-    values = label_heads.at_labels(measured())
+    values = label_heads.at_labels(measured(), measured())
     of_head = values.isel(selected_head=0, class_pair=0, prompt=0)
     assert of_head.sel(quantity="rank").values == pytest.approx([0.75, 0.25])
     assert of_head.sel(quantity="nats").values == pytest.approx([2, 3])

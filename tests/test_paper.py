@@ -34,8 +34,9 @@ from towerlab_experiments.paper import (
     listed_first,
     means_of_sets,
     of_some_heads,
+    paper_values,
     random_partners,
-    with_label_reads,
+    with_lists,
 )
 from towerlab_experiments.single_prompt import WEIGHTS, label_increases, single_prompt
 from twotowers.errors import TwoTowersError
@@ -46,7 +47,7 @@ SETS = ("a/b", "b/a")
 
 
 def measured(model, encoded):
-    return with_label_reads(model, encoded, increases(model, encoded))
+    return with_lists(paper_values(model, encoded), model.all_heads)
 
 
 def encoded_of(tokenizer, n=2):
@@ -127,7 +128,11 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words, f
     data = measured(model, encoded)
     assert list(data["word_set"].values) == list(SETS)
     reads = label_reads(model, encoded, [*map(Head.parse, data["selected_head"].values)])
-    for name in ("own_rank", "attention", "ov_logit_difference"):
+    apart = increases(model, encoded)
+    near(data["increase"], apart["increase"])
+    near(data["block_increase"], apart["block_increase"])
+    assert (data["top_answer"] == reads["top_answer"]).all()
+    for name in ("attention", "ov_logit_difference"):
         near(data[name].transpose("prompt", "selected_head", "demonstration"), reads[name])
     # the lists: sorted by hand, and a partner of the same layer that is no in-context head
     for name in SETS:
@@ -186,6 +191,9 @@ def test_what_changes_a_prompt_is_measured_for_the_figures_that_show_it(suite, t
         (_, log_prob) = answer(run.model, run.design.encode([prompt]))
         nats = balance["logit_difference"].sel(change=change)[n_changed + 1]
         near(nats, log_prob[0, 0] - log_prob[0, 1], atol=2e-3)
+    ranks = run.measured("paper_ranks")
+    for name in ("class_pair", "block", "selected_head"):
+        assert (ranks[name] == paper[name]).all()
     exchanges = run.measured("paper_exchanges")
     assert tuple(exchanges["word_set"].values) == listed
     as_it_is = exchanges.sel(change="as it is")

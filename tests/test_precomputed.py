@@ -94,6 +94,7 @@ def papers_only(tmp_path_factory):
     (home / "data/measurements" / SMOLLM2.name).symlink_to(SMOLLM2)
     names = (
         "paper",
+        "paper_ranks",
         "paper_balance",
         "paper_exchanges",
         "paper_queries",

@@ -97,6 +97,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
     of_the_papers_sets = [
         "paper",
+        "paper_ranks",
         "paper_balance",
         "paper_exchanges",
         "paper_queries",

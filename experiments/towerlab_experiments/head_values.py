@@ -62,7 +62,7 @@ def heads(model: Model, encoded: Prompts) -> xr.Dataset:
           the logit of the true label minus the other label (nats).
     """
     read = partial(_values_of_heads, model)
-    max_tokens = _tokens_at_once(model)
+    max_tokens = tokens_at_once(model)
     arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
     return observations("heads", encoded, arrays, kind=KINDS)
 
@@ -87,8 +87,12 @@ def _values_of_heads(model: Model, capture: Capture) -> Tensors:
     }
 
 
-def _tokens_at_once(model: Model) -> int:
-    """Return the maximum number of tokens of a batch that keeps much of each prompt's run."""
+def tokens_at_once(model: Model) -> int:
+    """Return the maximum number of tokens of a batch that keeps much of each prompt's run.
+
+    Args:
+        model: Any model.
+    """
     return 512 if model.device.type == "cpu" else 16_384
 
 
@@ -165,8 +169,8 @@ def increases(model: Model, encoded: Prompts, norm: str = "frozen") -> xr.Datase
         Dataset of `increase` (prompt, layer, head), and of `block_increase` (prompt, layer, kind)
         of attention and FFN blocks (v1 figure 2), in nats.
     """
-    read = partial(_states, model)
-    arrays = read_prompts("increases", model, encoded, (), read, _tokens_at_once(model))
+    read = partial(read_states, model)
+    arrays = read_prompts("increases", model, encoded, (), read, tokens_at_once(model))
     return increases_from(model, encoded, arrays, norm)
 
 
@@ -183,10 +187,10 @@ def read_heads(model: Model, encoded: Prompts) -> dict[str, np.ndarray]:
 
     def read(capture: Capture) -> Tensors:
         values = _values_of_heads(model, capture)
-        states = _states(model, capture)
+        states = read_states(model, capture)
         return values | states
 
-    max_tokens = _tokens_at_once(model)
+    max_tokens = tokens_at_once(model)
     return read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
 
 
@@ -220,8 +224,13 @@ def heads_and_increases(
     return heads_from(encoded, arrays).assign(increases_of_heads)
 
 
-def _states(model: Model, capture: Capture) -> Tensors:
-    """Return STATES of a batch, over (batch, ...)."""
+def read_states(model: Model, capture: Capture) -> Tensors:
+    """Return STATES of a batch, over (batch, ...).
+
+    Args:
+        model: Model of the capture.
+        capture: Values of a batch.
+    """
     states = (
         capture.resid_pre.transpose(0, 1),
         capture.z.transpose(0, 1),

@@ -44,12 +44,7 @@ from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads, head_coordinates
 
-from towerlab_experiments.head_values import (
-    SUMS,
-    attention_sums,
-    label_attention,
-    ov_logit_differences,
-)
+from towerlab_experiments.head_values import label_attention, ov_logit_differences
 
 VECTORS = ["value", "key", "key, attention only"]
 MEAN = ["kept", "taken out"]
@@ -59,8 +54,9 @@ WORDS_PER_VECTOR = 10
 def label_reads(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True) -> xr.Dataset:
     """Compute ranks, attention and OV logit differences of heads at each label, and answers.
 
-    The recipe `label_reads` keeps the ranks; `paper` keeps all variables except `other_rank`. Cost
-    and memory: see `read_labels`.
+    The recipe `label_reads` keeps the ranks, and `paper_ranks` only `own_rank`. Cost: one forward
+    pass, then one pass over the vocabulary for each head. Memory: d_head numbers for every prompt,
+    head and demonstration.
 
     Args:
         model: Any model.
@@ -81,27 +77,6 @@ def label_reads(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True
           with the final norm's scale frozen (nats). Times `attention` it is the position's addition
           to the logit difference of its label (EMNLP: "logit minus", as summarised).
     """
-    arrays = read_labels(model, encoded, heads, ranks)
-    for name in SUMS:
-        del arrays[name]
-    return observations("paper", encoded, arrays, **head_coordinates(heads))
-
-
-def read_labels(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True) -> dict[str, Any]:
-    """Return the variables of `label_reads`, and attention on labels of all heads, as arrays.
-
-    Cost: one forward pass, then one pass over the vocabulary for each head. Memory: d_head numbers
-    for every prompt, head and demonstration.
-
-    Args:
-        model: Any model.
-        encoded: Prompts with equal numbers of demonstrations.
-        heads: Heads to list.
-        ranks: Whether to compute both ranks.
-
-    Returns:
-        Variables of `label_reads`, and SUMS (prompt, layer, head).
-    """
     layers, numbers = np.transpose(heads)
 
     def read(capture: Capture) -> Tensors:
@@ -113,7 +88,6 @@ def read_labels(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True
         differences = ov_logit_differences(capture, model)
         return {
             **captured_answers(capture),
-            **attention_sums(capture),
             "values": torch.stack(values, 1),
             "attention": attention[:, layers, numbers],
             "ov_logit_difference": differences[:, layers, numbers],
@@ -125,9 +99,9 @@ def read_labels(model: Model, encoded: Prompts, heads: Heads, ranks: bool = True
     values = torch.from_numpy(arrays.pop("values"))
     if ranks:
         own, other = _label_ranks(model, encoded, heads, values).unbind(-1)
-        arrays["own_rank"] = own
-        arrays["other_rank"] = ("prompt", "selected_head", "demonstration"), other
-    return arrays
+        dims = "prompt", "selected_head", "demonstration"
+        arrays |= {"own_rank": (dims, own), "other_rank": (dims, other)}
+    return observations("paper", encoded, arrays, **head_coordinates(heads))
 
 
 def _label_ranks(

@@ -14,13 +14,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from towerlab.measure.design import QUICK_PROMPTS, Design
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import (
+    ANSWERS,
+    Tensors,
+    captured_answers,
+    observations,
+    read_prompts,
+)
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
+from towerlab.model.capture import Capture
 from towerlab.model.model import Model
 from towerlab.progress import say
 from towerlab.prompts.paper_sets import (
@@ -38,14 +46,24 @@ from towerlab.prompts.paper_sets import (
 from towerlab.prompts.prompt import Encoded, Prompt, Prompts
 from twotowers import head_selection
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head, Heads, head_names
+from twotowers.heads import Head, Heads
 from twotowers.names import slug
 from twotowers.settings import SEEDS, SEPARATORS
 
 from towerlab_experiments.conditions import attention_in
-from towerlab_experiments.head_values import SUMS, increases
-from towerlab_experiments.label_reads import read_labels
+from towerlab_experiments.head_values import (
+    SUMS,
+    attention_sums,
+    increases_from,
+    label_attention,
+    ov_logit_differences,
+    read_states,
+    tokens_at_once,
+)
+from towerlab_experiments.label_reads import label_reads
 
+AT_LABELS = ("attention", "ov_logit_difference")
+"""Values of every head at every label, of which the listed heads keep theirs"""
 FEW_SENTENCES = 20
 """Minimum number of prompts of each set of sentences that are changed"""
 
@@ -110,43 +128,67 @@ def listed_first(paper: xr.Dataset, name: str, all_heads: Sequence[Head]) -> lis
     return list(dict.fromkeys([*first, *all_heads]))
 
 
-def with_label_reads(model: Model, encoded: Prompts, data: xr.Dataset) -> xr.Dataset:
-    """Return the increases of prompts with their lists of heads, and these heads' label reads.
+def paper_values(model: Model, encoded: Prompts) -> xr.Dataset:
+    """Compute increases, answers, and what all heads attend to and write at labels.
+
+    All values are from one forward pass.
 
     Args:
         model: Any model.
-        encoded: Prompts, all sets together.
-        data: Increases of these prompts.
+        encoded: Prompts with equal numbers of demonstrations.
 
     Returns:
-        The data with the model's answers (prompt), with SUMS (prompt, layer, head), and with these
-        variables.
+        Dataset of `increases`, of the model's answers (prompt), of SUMS (prompt, layer, head), and
+        of AT_LABELS (prompt, layer, head, demonstration), which `label_reads` explains.
+    """
+
+    def read(capture: Capture) -> Tensors:
+        attention = label_attention(capture).float()
+        differences = ov_logit_differences(capture, model)
+        return {
+            **captured_answers(capture),
+            **attention_sums(capture),
+            **dict(zip(AT_LABELS, (attention, differences), strict=True)),
+            **read_states(model, capture),
+        }
+
+    include = {"weights", "values"}
+    arrays = read_prompts("paper", model, encoded, include, read, tokens_at_once(model))
+    of_heads = "prompt", "layer", "head"
+    values: dict[str, Any] = {name: arrays[name] for name in ANSWERS}
+    values |= {name: (of_heads, arrays[name]) for name in SUMS}
+    values |= {name: ((*of_heads, "demonstration"), arrays[name]) for name in AT_LABELS}
+    increases = increases_from(model, encoded, arrays)
+    return observations("paper", encoded, values).assign(increases)
+
+
+def with_lists(data: xr.Dataset, all_heads: Sequence[Head]) -> xr.Dataset:
+    """Return a dataset with the lists of heads of each set, and AT_LABELS of these heads only.
+
+    Args:
+        data: Result of `paper_values`.
+        all_heads: All heads of the model.
+
+    Returns:
+        The data with AT_LABELS (prompt, selected_head, demonstration), and with these variables.
 
         - `in_context_head`, `random_head` (word_set, rank). Names, such as "22-0", of the heads
           with the largest mean increase on a set, and of a random head for each of them
           (`random_partners`).
-        - `own_rank`, `attention`, `ov_logit_difference` (prompt, selected_head, demonstration).
-          Values of `label_reads` of every head in these lists.
     """
-    sets = list(dict.fromkeys(e.prompt.dataset for e in encoded))
+    sets = list(dict.fromkeys(data["class_pair"].values))
     lists: dict[str, list] = {"in_context_head": [], "random_head": []}
     for name in sets:
         first = in_context_heads(data, name)
         lists["in_context_head"].append(first)
-        lists["random_head"].append(random_partners(first, model.all_heads))
+        lists["random_head"].append(random_partners(first, all_heads))
     in_lists = chain(*lists["in_context_head"], *lists["random_head"])
     selected = list(dict.fromkeys(filter(None, in_lists)))
-    arrays = read_labels(model, encoded, selected)
-    sums = {}
-    for name in SUMS:
-        sums[name] = ("prompt", "layer", "head"), arrays.pop(name)
-    # They lose their coordinates `layer` and `head`, which are dimensions of the increases.
-    reads = observations("paper", encoded, arrays, selected_head=head_names(selected))
+    data = data.assign(_of_heads(data, AT_LABELS, selected))
     for name, of_sets in lists.items():
         names = [[str(head or "") for head in heads] for heads in of_sets]
-        reads[name] = ("word_set", "rank"), names
-    n_ranks = reads.sizes["rank"]
-    data = data.assign(sums).assign(reads)
+        data[name] = ("word_set", "rank"), names
+    n_ranks = data.sizes["rank"]
     return data.assign_coords(word_set=sets, rank=range(1, n_ranks + 1))
 
 
@@ -179,12 +221,17 @@ def of_some_heads(data: xr.Dataset, heads: Heads) -> xr.Dataset:
     Returns:
         The dataset with SUMS (..., selected_head).
     """
-    # Their layers and numbers are left out, since means of all heads have these dimensions.
+    return data.drop_dims(("layer", "head")).assign(_of_heads(data, SUMS, heads))
+
+
+def _of_heads(data: xr.Dataset, names: Sequence[str], heads: Heads) -> dict[str, xr.DataArray]:
+    """Return some variables of some heads (..., selected_head), by name."""
     of_heads = {}
-    for name in SUMS:
+    for name in names:
         selected = head_selection.select_heads(data[name], heads)
+        # Their layers and numbers are left out, since other variables have these dimensions.
         of_heads[name] = selected.drop_vars(("layer", "head"))
-    return data.drop_dims(("layer", "head")).assign(of_heads)
+    return of_heads
 
 
 def encoded_sets(design: Design, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
@@ -281,7 +328,7 @@ def n_changed(design: Design) -> int:
 
 
 def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
-    """Measure increases on the paper's sets, ranks and attention in the heads by increase.
+    """Measure increases on the paper's sets, and what the heads by increase attend to and write.
 
     The mean attention of all heads on labels is also measured, over the prompts that are changed in
     other measurements. A preview has only the two sets whose lists of heads the paper shows.
@@ -295,11 +342,25 @@ def recipe_paper(pipeline: Pipeline) -> xr.Dataset:
     design = pipeline.design
     is_preview = design.n_prompts <= QUICK_PROMPTS
     encoded = encoded_sets(design, LISTED_SETS if is_preview else WORD_SETS)
-    data = pipeline.run("paper", Recipe(increases, encoded))
-    data = with_label_reads(pipeline.model, encoded, data)
+    data = pipeline.run("paper", Recipe(paper_values, encoded))
+    data = with_lists(data, pipeline.model.all_heads)
     is_changed = data["block"] < n_changed(design)
     changed = data.isel(prompt=is_changed.values)
     return data.assign(means_of_sets(changed))
+
+
+def recipe_paper_ranks(pipeline: Pipeline) -> Recipe:
+    """Measure ranks of labels on the paper's sets, in the heads that `paper` lists.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        Recipe of the measurement.
+    """
+    sets = pipeline.measured("paper")["word_set"].values.tolist()
+    encoded = encoded_sets(pipeline.design, sets)
+    return Recipe(label_reads, encoded, (_listed_heads(pipeline),))
 
 
 def recipe_paper_balance(pipeline: Pipeline) -> xr.Dataset:
@@ -386,13 +447,18 @@ def _attention(
 
 def _of_listed_heads(pipeline: Pipeline, data: xr.Dataset) -> xr.Dataset:
     """Return attention and answers with the prompts' sums of the heads that `paper` lists."""
+    return of_some_heads(data, _listed_heads(pipeline))
+
+
+def _listed_heads(pipeline: Pipeline) -> list[Head]:
+    """Return the heads that `paper` lists, with their random partners."""
     names = pipeline.measured("paper")["selected_head"].values.tolist()
-    heads = [Head.parse(name) for name in names]
-    return of_some_heads(data, heads)
+    return [Head.parse(name) for name in names]
 
 
 RECIPES = {
     "paper": recipe_paper,
+    "paper_ranks": recipe_paper_ranks,
     "paper_balance": recipe_paper_balance,
     "paper_exchanges": recipe_paper_exchanges,
     "paper_queries": recipe_paper_queries,

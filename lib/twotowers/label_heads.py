@@ -20,17 +20,18 @@ LARGE_RANK = 10  # times the mean reciprocal rank in heads that are in no list
 LARGE_ATTENTION = 0.05
 
 
-def at_labels(ds: xr.Dataset) -> xr.DataArray:
+def at_labels(ds: xr.Dataset, ranks: xr.Dataset) -> xr.DataArray:
     """Return reciprocal ranks and OV logit differences of heads at foo and at bar.
 
     Args:
         ds: Measurement `paper` on sentences.
+        ranks: Measurement `paper_ranks` on the same sentences.
 
     Returns:
         Means over labels, (quantity, kind, class_pair, prompt, selected_head). The quantities are
             "rank" and "nats", the kinds right and other labels, which are foo and bar.
     """
-    quantities = xr.Dataset({"rank": 1 / ds.own_rank, "nats": ds.ov_logit_difference})
+    quantities = xr.Dataset({"rank": 1 / ranks.own_rank, "nats": ds.ov_logit_difference})
     both = quantities.to_dataarray("quantity")
     means = []
     for is_of_kind in (ds.is_true_label, ~ds.is_true_label):
