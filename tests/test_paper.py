@@ -38,7 +38,12 @@ from towerlab_experiments.paper import (
     random_partners,
     with_lists,
 )
-from towerlab_experiments.single_prompt import WEIGHTS, label_increases, single_prompt
+from towerlab_experiments.single_prompt import (
+    WEIGHTS,
+    label_increases,
+    single_prompt,
+    swept_increases,
+)
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.settings import Settings
@@ -224,11 +229,12 @@ def test_the_case_by_hand(model, words, monkeypatch):
     )
     monkeypatch.setattr(Lexicon, "from_tokenizer", lambda *_: lexicon)
     data = single_prompt(model, encoded, heads).isel(prompt=0)
+    sweep = swept_increases(model, encoded, heads)["swept_increase"].isel(prompt=0)
     slow = Reference(model, encoded.ids)
     for name, (layer, head) in zip(data["selected_head"].values, heads, strict=True):
         for number, at in enumerate(encoded.label_positions):
             value, own = slow.value_output(layer, head, at), slow.attentions[layer][head, at]
-            swept = data["swept_increase"].isel(weight=13).rename(swept_head="selected_head")
+            swept = sweep.isel(weight=13).rename(swept_head="selected_head")
             for array, weight in ((data["label_increase"], own), (swept, WEIGHTS[13])):
                 with_it, without = (
                     log_prob(
@@ -237,7 +243,7 @@ def test_the_case_by_hand(model, words, monkeypatch):
                     for v in (weight * value, 0)
                 )
                 near(array.sel(selected_head=name).isel(demonstration=number), with_it - without)
-    near(data["swept_increase"].isel(weight=0), 0)
+    near(sweep.isel(weight=0), 0)
     several = label_increases(model, [encoded, encoded], heads)
     near(several["attention"][1], data["attention"])
     is_true = data["is_true_label"].values

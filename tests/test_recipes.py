@@ -106,6 +106,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
         "paper_remedies",
         "dose",
         "single_prompt",
+        "swept_increases",
         "decomposition",
         "label_increases",
     ]

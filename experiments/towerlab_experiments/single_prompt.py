@@ -36,6 +36,7 @@ from towerlab_experiments.label_reads import top_tokens
 from towerlab_experiments.paper import case_of, encoded_sets, listed_first
 
 WEIGHTS = np.linspace(0, 1, 21)
+"""Attention weights that are set"""
 NEURONS = 20
 CANDIDATES = 200
 SWEPT = 3
@@ -52,7 +53,7 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     Args:
         model: Any model.
         encoded: One prompt.
-        heads: Heads to follow. The first three are swept.
+        heads: Heads to follow.
 
     Returns:
         Dataset with these variables.
@@ -63,29 +64,37 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
         - `attention`, `label_increase` (prompt, selected_head, demonstration). Weight of the last
           position on each label, and the increase of the true label by this label's value with that
           weight (nats): the paper's subhead (v1 appendix E).
-        - `swept_increase` (prompt, swept_head, demonstration, weight). The same increase with any
-          other weight from 0 to 1, in the first three heads (v1 figure 7; nats).
         - `block_increase` (prompt, layer, kind). As in `heads.increases`.
     """
-    swept = heads[:SWEPT]
-    weights = torch.tensor(WEIGHTS)[:, None, None]
-
-    def read(capture: Capture) -> Tensors:
-        increase = _label_increase(model, capture, swept, weights)
-        return {"swept_increase": increase.movedim(0, -1)[None]}
-
-    arrays = read_prompts("single_prompt", model, [encoded], {"values"}, read)
-    data = observations(
-        "single_prompt", [encoded], arrays, swept_head=head_names(swept), weight=WEIGHTS
-    )
     words = top_tokens(model, [encoded], heads, ["kept"])
     words = words.isel(mean=0, drop=True)
     of_labels = label_increases(model, [encoded], heads, every_label=True)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
-    result = increases(model, [encoded])
-    for part in (words, of_labels, data):
-        result = result.assign(part)
-    return result
+    return increases(model, [encoded]).assign(words).assign(of_labels)
+
+
+def swept_increases(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
+    """Compute the increase by each label's value with every attention weight (v1 figure 7).
+
+    Args:
+        model: Any model.
+        encoded: One prompt.
+        heads: Heads to follow.
+
+    Returns:
+        Dataset of `swept_increase` (prompt, swept_head, demonstration, weight), in nats: the
+        `label_increase` of `single_prompt` with WEIGHTS in place of the head's own weight.
+    """
+    weights = torch.tensor(WEIGHTS)[:, None, None]
+
+    def read(capture: Capture) -> Tensors:
+        increase = _label_increase(model, capture, heads, weights)
+        return {"swept_increase": increase.movedim(0, -1)[None]}
+
+    arrays = read_prompts("swept increases", model, [encoded], {"values"}, read)
+    return observations(
+        "swept_increases", [encoded], arrays, swept_head=head_names(heads), weight=WEIGHTS
+    )
 
 
 def _label_increase(
@@ -356,7 +365,7 @@ def from_heads(
 
 
 def recipe_single_prompt(pipeline: Pipeline) -> xr.Dataset:
-    """Measure increases, words, attention and the sweep of attention on the paper's own prompt.
+    """Measure increases, words and attention on the paper's own prompt.
 
     The increases are of blocks and heads; the words are of values, keys and query.
 
@@ -367,6 +376,21 @@ def recipe_single_prompt(pipeline: Pipeline) -> xr.Dataset:
         The measurement.
     """
     return single_prompt(*case_of(pipeline))
+
+
+def recipe_swept_increases(pipeline: Pipeline) -> xr.Dataset:
+    """Measure the increase by labels on the paper's own prompt, with attention that we set.
+
+    The heads are the first three.
+
+    Args:
+        pipeline: Pipeline of the model.
+
+    Returns:
+        The measurement.
+    """
+    model, example, heads = case_of(pipeline)
+    return swept_increases(model, example, heads[:SWEPT])
 
 
 def recipe_decomposition(pipeline: Pipeline) -> xr.Dataset:
@@ -408,6 +432,7 @@ def recipe_label_increases(pipeline: Pipeline) -> Recipe:
 
 RECIPES = {
     "single_prompt": recipe_single_prompt,
+    "swept_increases": recipe_swept_increases,
     "decomposition": recipe_decomposition,
     "label_increases": recipe_label_increases,
 }
