@@ -209,11 +209,8 @@ def judge(
         return HOLDS
     if control.n_random_sets < MIN_RANDOM_SETS:
         return HOLDS_TOO_FEW
-    return (
-        HOLDS
-        if control.difference.low > 0 and control.exceedance <= MAX_EXCEEDANCE
-        else NOT_SPECIFIC
-    )
+    is_specific = control.difference.low > 0 and control.exceedance <= MAX_EXCEEDANCE
+    return HOLDS if is_specific else NOT_SPECIFIC
 
 
 def judge_claim(
@@ -264,24 +261,16 @@ def judge_claim(
         smallest_effect = SMALLEST_EFFECT_RATIO * logit_difference
     words = f"{effect:{claim.format}} {claim.unit}".removesuffix(" share")
     parts = {"effect": effect}
-    numbers: dict[str, Any] = {
-        "prompts": values.size,
-        "template": template,
-        "smallest_effect": smallest_effect,
-    }
+    numbers: dict[str, Any] = {}
     if random_sets is not None:
+        n_sets, exceedance = random_sets.n_random_sets, random_sets.exceedance
         parts |= {"control": random_sets.mean, "difference": random_sets.difference}
-        numbers |= {
-            "exceedance": random_sets.exceedance,
-            "n_random_sets": random_sets.n_random_sets,
-        }
-        reach = round(random_sets.exceedance * random_sets.n_random_sets)
+        numbers |= {"exceedance": exceedance, "n_random_sets": n_sets}
+        reach = round(exceedance * n_sets)
         # The judged set is counted with the others.
-        p_random = (reach + 1) / (random_sets.n_random_sets + 1)
-        words += f"; control {random_sets.mean.estimate:{claim.format}}, {reach:,} of "
-        words += (
-            f"{random_sets.n_random_sets:,} different {claim.control} reach it (p = {p_random:.2g})"
-        )
+        p_random = (reach + 1) / (n_sets + 1)
+        words += f"; control {random_sets.mean.estimate:{claim.format}}, {reach:,} of {n_sets:,}"
+        words += f" different {claim.control} reach it (p = {p_random:.2g})"
     for name, part in parts.items():
         numbers |= {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
     verdict = judge(effect, claim.null_value, smallest_effect, random_sets)
@@ -292,8 +281,11 @@ def judge_claim(
         words,
         reason=_reason(effect, claim, random_sets, verdict),
         p=mean(values - claim.null_value * (1.0 if denominator is None else denominator)).p,
+        prompts=values.size,
         n=effect.n[0],
         label_pairs=effect.n[1],
+        template=template,
+        smallest_effect=smallest_effect,
         unit=claim.unit,
         **numbers,
     )

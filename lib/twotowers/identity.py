@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def agrees(data: xr.Dataset, **parts: Any) -> bool:
         **parts: Values of the identity by name, such as `texts`, `versions` or a setting.
     """
     made_from = json.loads(data.attrs["identity"])
-    return all(made_from[name] == value for name, value in parts.items())
+    return parts.items() <= made_from.items()
 
 
 def has_current_code(data: xr.Dataset, name: str) -> bool:
@@ -170,9 +171,7 @@ def has_current_code(data: xr.Dataset, name: str) -> bool:
         name: Its name.
     """
     made_from = json.loads(data.attrs["identity"])
-    recorded = made_from["versions"]
-    needed = versions(name)
-    return needed.items() <= recorded.items()
+    return versions(name).items() <= made_from["versions"].items()
 
 
 def differs_only_in_numbers(data: xr.Dataset, identity: str) -> bool:
@@ -182,13 +181,9 @@ def differs_only_in_numbers(data: xr.Dataset, identity: str) -> bool:
         data: A measurement.
         identity: Identity of the measurement under other settings.
     """
-    without_numbers = []
-    for text in (data.attrs["identity"], identity):
-        fields = json.loads(text)
-        others = {name: value for name, value in fields.items() if name not in NUMBERS}
-        without_numbers.append(others)
-    first, second = without_numbers
-    return first == second
+    fields = json.loads(identity)
+    others = without_numbers(fields)
+    return agrees(data, **others)
 
 
 def is_current(path: Path, identity: str) -> bool:
@@ -218,5 +213,14 @@ def matches_settings(data: xr.Dataset, settings: Settings) -> bool:
         settings: All settings.
     """
     changed = changed_settings(data.attrs["measurement"], settings)
-    others = {name: value for name, value in changed.items() if name not in NUMBERS}
+    others = without_numbers(changed)
     return agrees(data, **others)
+
+
+def without_numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an identity, or the settings, that are not in NUMBERS.
+
+    Args:
+        fields: Values by name.
+    """
+    return {name: value for name, value in fields.items() if name not in NUMBERS}

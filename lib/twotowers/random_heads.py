@@ -11,7 +11,6 @@ Random heads are of other key-value groups, because heads of a group share their
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -95,19 +94,12 @@ def _take(pools: Sequence[list[int]], heads: Heads) -> list[Head]:
 
 def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
     """Take a head out of the nearest pool that is not empty, of two the one above."""
-    nearest = next(other for other in _by_distance(layer, len(pools)) if pools[other])
+    nearest = layer
+    if not pools[layer]:
+        others = [other for other, pool in enumerate(pools) if pool]
+        nearest = min(others, key=lambda other: (abs(other - layer), -other))
     number = pools[nearest].pop()
     return Head(nearest, number)
-
-
-@cache
-def _by_distance(layer: int, n_layers: int) -> list[int]:
-    """Return all layers, the nearest first, of two the one above."""
-
-    def distance(other: int) -> tuple[int, int]:
-        return abs(other - layer), -other
-
-    return sorted(range(n_layers), key=distance)
 
 
 def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:

@@ -7,6 +7,7 @@ rows fit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,32 +76,15 @@ def find_readers(
             it is the one with most rows that fit.
         n_rows: Number of rows by kind.
     """
-    n_read = {head: _rows_read(rows, n_rows) for head, rows in tables.items()}
+    n_fitting = {}
     n_kinds = {}
-    for head, fitting in n_read.items():
+    for head, rows in tables.items():
+        fitting = Counter(kind for kind, *_, fits in rows if fits and kind in n_rows)
         is_read = [fitting[kind] >= n / 2 for kind, n in n_rows.items()]
+        n_fitting[head] = fitting
         n_kinds[head] = sum(is_read)
-
-    def rank(head: str) -> tuple[int, int]:
-        n_fitting = sum(n_read[head].values())
-        return n_kinds[head], n_fitting
-
-    best = max(listed, key=rank)
-    parts = []
-    for kind, n in n_rows.items():
-        n_fitting = n_read[best][kind]
-        parts.append(f"{n_fitting} of {n} {kind} rows")
+    best = max(listed, key=lambda head: (n_kinds[head], n_fitting[head].total()))
+    parts = [f"{n_fitting[best][kind]} of {n} {kind} rows" for kind, n in n_rows.items()]
     words = ", ".join(parts)
-    heads = list(n_kinds)
-    numbers = list(n_kinds.values())
-    kinds = xr.DataArray(numbers, {"selected_head": heads})
+    kinds = xr.DataArray([*n_kinds.values()], {"selected_head": [*n_kinds]})
     return Readers(kinds, best, f"head {best}: {words}")
-
-
-def _rows_read(rows: Sequence[Row], n_rows: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of rows that fit, by kind."""
-    numbers = dict.fromkeys(n_rows, 0)
-    for kind, *_, fits in rows:
-        if kind in numbers:
-            numbers[kind] += fits
-    return numbers
