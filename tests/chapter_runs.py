@@ -46,6 +46,13 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
     return evidence.read(folder)
 
 
+def shown_chapter(monkeypatch):
+    """A chapter with a precomputed model, and the HTML that it shows."""
+    shown = []
+    monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
+    return book.open({"model": "smollm2-135m"}), shown
+
+
 def functions_of(chapter: str) -> dict:
     """The functions of the cells of a chapter, and tables and constants (names in capitals) that
     need no measurement."""

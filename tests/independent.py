@@ -88,20 +88,25 @@ class Formulas:
             for name in ("lm_head.weight", "embed_out.weight", self.names["embed"])
             if name in self.w
         )
-        self.cap, self.rotary = (
-            c.get("final_logit_softcapping"),
-            None,
-        )  # cos and sin, where they are not made here
+        self.cap = c.get("final_logit_softcapping")
+        self.rotary = None  # cos and sin, where they are not made here
+
+    def centred(self, x):
+        return x - x.mean(-1, keepdims=True) if self.names["centred"] else x
 
     def scale_of(self, x):
-        x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return np.sqrt((x**2).mean(-1, keepdims=True) + self.eps)
+        return np.sqrt((self.centred(x) ** 2).mean(-1, keepdims=True) + self.eps)
+
+    def scaled(self, name, x, scale):
+        """A norm without its bias, read with a scale."""
+        return (self.w[f"{name}.weight"] + self.gain) * self.centred(x) / scale
 
     def norm(self, name, x):
-        centred = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return (self.w[f"{name}.weight"] + self.gain) * centred / self.scale_of(x) + self.w.get(
-            f"{name}.bias", 0.0
-        )
+        return self.scaled(name, x, self.scale_of(x)) + self.w.get(f"{name}.bias", 0.0)
+
+    def place(self, layer, name):
+        """The name of a part of a block in the state dict."""
+        return self.names["block"].format(layer) + self.names[name]
 
     def linear(self, name, x):
         matrix = self.w[f"{name}.weight"]
@@ -164,9 +169,7 @@ class Formulas:
         angles, by = self.angles(layer, x.shape[1])
         if angles is None:
             return x
-        cos, sin = (
-            (np.cos(angles) * by, np.sin(angles) * by) if self.rotary is None else self.rotary
-        )
+        cos, sin = self.rotary or (np.cos(angles) * by, np.sin(angles) * by)
         size = 2 * cos.shape[1]
         out = x.copy()
         if self.kind in ("gptj", "helium"):
@@ -180,29 +183,21 @@ class Formulas:
         return out
 
     def window(self, layer):
-        types = (
-            self.c.get("attention_layers") if self.kind == "gpt_neo" else self.c.get("layer_types")
-        )
-        length = (
-            self.c.get("window_size") if self.kind == "gpt_neo" else self.c.get("sliding_window")
-        )
-        return (
-            length
-            if length and (types is None or types[layer] in ("local", "sliding_attention"))
-            else None
-        )
+        names = "layer_types", "sliding_window"
+        if self.kind == "gpt_neo":
+            names = "attention_layers", "window_size"
+        types, length = map(self.c.get, names)
+        is_local = types is None or types[layer] in ("local", "sliding_attention")
+        return length if is_local else None
 
     def score_scale(self):
-        return (
-            1.0
-            if self.kind == "gpt_neo"
-            else (self.c.get("query_pre_attn_scalar") or self.d_head) ** -0.5
-        )
+        if self.kind == "gpt_neo":
+            return 1.0
+        return (self.c.get("query_pre_attn_scalar") or self.d_head) ** -0.5
 
     def neurons(self, layer, x):
-        parts = [
-            self.linear(self.names["block"].format(layer) + name, x) for name in self.names["up"]
-        ]
+        at = self.names["block"].format(layer)
+        parts = [self.linear(at + name, x) for name in self.names["up"]]
         first, *second = np.split(parts[0], 2, -1) if self.kind == "phi3" else parts
         return self.act(first) * (second[0] if second else 1.0)
 
@@ -288,7 +283,7 @@ class Formulas:
 
     def matrix(self, layer, name):
         """(input, output) of a layer's W_O ("out") or fc2 ("down")."""
-        matrix = self.w[f"{self.names['block'].format(layer)}{self.names[name]}.weight"]
+        matrix = self.w[f"{self.place(layer, name)}.weight"]
         return matrix if self.names["turned"] else matrix.T
 
     def vector(self, run, layer, head, given):
@@ -298,30 +293,18 @@ class Formulas:
         if not self.names["after1"]:
             return out
         return (
-            (
-                self.w[f"{self.names['block'].format(layer)}{self.names['after1']}.weight"]
-                + self.gain
-            )
-            * out
-            / run.after[layer]
+            (self.w[f"{self.place(layer, 'after1')}.weight"] + self.gain) * out / run.after[layer]
         )
 
     def projected(self, x, scale):
         """bs-values: the final norm's weight and the unembedding, the norm read with this scale,
         without biases."""
-        x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return self.unembedding @ (
-            (self.w[f"{self.names['final']}.weight"] + self.gain) * x / scale
-        )
+        return self.unembedding @ self.scaled(self.names["final"], x, scale)
 
     def increase(self, run, before, added, word, frozen=True):
-        scales = [
-            self.scale_of(run.final) if frozen else self.scale_of(x)
-            for x in (before, before + added)
-        ]
         one, other = (
-            log_softmax(self.projected(x, s))[word]
-            for x, s in zip((before, before + added), scales, strict=True)
+            log_softmax(self.projected(x, self.scale_of(run.final if frozen else x)))[word]
+            for x in (before, before + added)
         )
         return other - one
 

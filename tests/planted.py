@@ -18,15 +18,9 @@ def relay_and_suppressor():
     """
     width, d_head, foo, bar = 64, 32, 2, 3
     config = transformers.GPT2Config(
-        vocab_size=28,
-        n_layer=3,
-        n_head=2,
-        n_embd=width,
-        n_positions=16,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+        vocab_size=28, n_layer=3, n_head=2, n_embd=width, n_positions=16,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
     row = ARCHITECTURES["gpt2"]
     hf = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation=implementation(row), dtype=torch.float64
@@ -66,25 +60,13 @@ def relay_and_suppressor():
         for head, back in ((0, 2), (1, 1)):
             at = [(POSITION + i, i, 12.0) for i in range(16)]
             plant(0, head, at, [(p, i + back, s) for p, i, s in at[:-back]], CLASS, TEXT, 1)
-        labels_only = ([(None, 1, 7.0)], [(IS_LABEL, 1, 7.0)])
-        for head, size in ((0, 1.0), (1, 0.0)):
-            plant(
-                1,
-                head,
-                [(TEXT, 0, 4.0), *labels_only[0]],
-                [(TEXT, 0, 4.0), *labels_only[1]],
-                LABEL,
-                FOUND,
-                size,
-            )
-        for head, size in ((0, 1.0), (1, -0.4)):
-            plant(
-                2,
-                head,
-                [(FOUND, 0, 4.0), *labels_only[0]],
-                [(LABEL, 0, 4.0), *labels_only[1]],
-                LABEL,
-                ANSWER,
-                size,
-            )
+        asks_label, is_label = (None, 1, 7.0), (IS_LABEL, 1, 7.0)
+        for layer, head, asked, offered, to, size in (
+            (1, 0, TEXT, TEXT, FOUND, 1.0),
+            (1, 1, TEXT, TEXT, FOUND, 0.0),
+            (2, 0, FOUND, LABEL, ANSWER, 1.0),
+            (2, 1, FOUND, LABEL, ANSWER, -0.4),
+        ):
+            ask, offer = [(asked, 0, 4.0), asks_label], [(offered, 0, 4.0), is_label]
+            plant(layer, head, ask, offer, LABEL, to, size)
     return Model("planted", hf.eval().requires_grad_(False), None, row, "planted")

@@ -20,13 +20,11 @@ def test_a_block_is_an_order_and_its_mirror_under_both_assignments(n, k, seed):
     for block in range(n):
         four = prompts[4 * block : 4 * block + 4]
         assert {p.block for p in four} == {block} and len({p.query for p in four}) == 1
-        orders = [p.is_true for p in four]
-        assert orders[0] == orders[2] == tuple(not t for t in orders[1]) and sum(orders[0]) == k
-        assert (
-            [p.true_label for p in four[:2]]
-            == [four[0].true_label] * 2
-            != [p.true_label for p in four[2:]]
-        )
+        order, mirror, *again = (p.order for p in four)
+        assert again == [order, mirror] and order.count("T") == k
+        assert mirror == order.translate(str.maketrans("TF", "FT"))
+        first, *others = (p.true_label for p in four)
+        assert [label == first for label in others] == [True, False, False]
         assert len({frozenset(d.text for d in p.demonstrations) for p in four}) == 1
         for p in four:
             assigned = {(d.cls, d.label) for d in p.demonstrations}
@@ -45,11 +43,8 @@ def test_pairs_labels_and_classes_take_turns():
 
 
 def test_the_same_seed_gives_the_same_prompts():
-    assert (
-        draw_blocks(5, TEMPLATE, seed=[0, 1])
-        == draw_blocks(5, TEMPLATE, seed=[0, 1])
-        != draw_blocks(5, TEMPLATE, seed=[0, 2])
-    )
+    first, again, other = (draw_blocks(5, TEMPLATE, seed=[0, n]) for n in (1, 1, 2))
+    assert first == again != other
 
 
 @pytest.mark.parametrize(

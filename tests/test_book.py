@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
@@ -63,38 +62,29 @@ def chapter(monkeypatch):
     return of_a
 
 
+def answers(chapter, name="heads"):
+    """The logit differences of a measurement by model."""
+    return {model: data.logit_difference for model, data in chapter.measured(name).items()}
+
+
 def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
-    chapter.judge_claim(
-        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}
-    )
+    chapter.judge_claim("learned", answers(chapter))
     rows = {row.model: row for row in chapter.rows}
-    assert {m: row.verdict for m, row in rows.items()} == {
-        "a": "holds",
-        "b": "absent",
-        "c": "holds",
-    }
+    assert [rows[model].verdict for model in "abc"] == ["holds", "absent", "holds"]
     # without names of classes
     assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)
-    assert (
-        "a: 11 prompts per class pair, 10 × 3 class and label pairs, k = 2, space; b: "
-        in chapter.texts[0]
-    )
+    words = "a: 11 prompts per class pair, 10 × 3 class and label pairs, k = 2, space; b: "
+    assert words in chapter.texts[0]
 
 
 def test_models_that_do_not_learn_are_named(chapter):
-    knocked = chapter.measured("knockouts")
-    chapter.judge_claim(
-        "attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={}
-    )
+    chapter.judge_claim("attention-chooses", answers(chapter, "knockouts"), untestable={})
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
     why = "too few class pairs to tell whether it learns the task: accuracy "
     assert chapter.rows[1].words.startswith(why) and f"</b>: {why}" in chapter.texts[0]
     assert "c:" not in chapter.texts[0]  # it does not have this measurement
-    chapter.figure(
-        "1.2",
-        pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]),
-        "Words <b>.",
-    )
+    row = "model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)]
+    chapter.figure("1.2", pages.readings([row]), "Words <b>.")
     assert "&lt;i&gt; : foo" in chapter.texts[-2] and "<b>foo</b>, a&lt;b<" in chapter.texts[-2]
     assert 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
@@ -114,17 +104,13 @@ def test_too_few_class_pairs_are_not_a_model_that_does_not_learn(chapter, learne
 
 
 def test_a_claim_without_a_line_is_refused(chapter):
-    values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
-    refused("unknown claim 'learnt': .* in data", chapter.judge_claim, "learnt", values)
+    refused("unknown claim 'learnt': .* in data", chapter.judge_claim, "learnt", answers(chapter))
 
 
 def test_a_table_goes_through_dimensions(chapter):
-    values = {"a": chapter.measured("heads")["a"].logit_difference}
-    many = {
-        "a": xr.concat(
-            [values["a"] * n for n in (1, 2, 3)], pd.Index([0.5, 1.0, 2.0], name="dose")
-        ).expand_dims(side=2)
-    }
+    values = {"a": answers(chapter)["a"]}
+    by_dose = values["a"] * xr.DataArray([1, 2, 3], {"dose": [0.5, 1.0, 2.0]})
+    many = {"a": by_dose.expand_dims(side=2)}
     table = chapter.table(many, by=("side", "dose"), what="x")
     assert table[["model", "side", "dose", "what"]].values.tolist() == [
         ["a", s, x, "x"] for s in (0, 1) for x in (0.5, 1.0, 2.0)
@@ -137,41 +123,32 @@ def test_a_table_goes_through_dimensions(chapter):
     shares = chapter.table(many, by=("side", "dose"), denominator=values)
     assert shares["value"].tolist() == pytest.approx([1, 2, 3, 1, 2, 3])
     assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
-    refused(r"got \(dose, prompt\); take means", chapter.table, many, by=("side",))
+    refused(r"got \(prompt, dose\); take means", chapter.table, many, by=("side",))
 
 
 def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
-    values = {"a": chapter.measured("heads")["a"].logit_difference}
+    values = answers(chapter)["a"]
     empty = chapter.table({}, by=("dose",), what="x")
     assert empty.empty and list(empty) == ["model", "dose", "value", "low", "high", "n", "what"]
-    none = chapter.table({"a": values["a"] * np.nan}).loc[0]
+    none = chapter.table({"a": values * np.nan}).loc[0]
     assert np.isnan(none["value"]) and none["n"] == 0
-    refused(
-        "cannot use 1 of 110 values", chapter.table, {"a": values["a"].where(np.arange(110) > 0)}
-    )
+    most = values.where(np.arange(110) > 0)
+    refused("cannot use 1 of 110 values", chapter.table, {"a": most})
     chapter.figure("1.1", alt.Chart(empty).mark_bar(), "Bars.")
     assert "Bars. Nothing to draw: no model has these numbers." in chapter.texts[-1]
 
 
 def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
-    chapter.sets = {
-        "a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}
-    }
-    assert chapter.draw_random_sets("a", "four", n_sets=3) and len(chapter.texts) == 0
-    assert (
-        chapter.draw_random_sets("a", "eight", n_sets=3) == []
-        and "8 heads leave too few" in chapter.texts[-1]
-    )
-    assert (
-        chapter.draw_random_sets("a", "none", n_sets=3) == []
-        and "the rule selects no heads for the set" in chapter.texts[-1]
-    )
+    four = [Head(0, h) for h in range(4)]
+    chapter.sets = {"a": {"four": four, "eight": four * 2, "none": []}}
+    assert chapter.draw_random_sets("a", "four", n_sets=3) and not chapter.texts
+    for name, words in (("eight", "8 heads leave too few"), ("none", "the rule selects no heads")):
+        assert chapter.draw_random_sets("a", name, n_sets=3) == [] and words in chapter.texts[-1]
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
-    assert chapter.measured("heads")["a"].sizes["prompt"] == 110
-    assert chapter.measured("heads", labels="names")["a"].sizes["prompt"] == 10
-    assert chapter.measured("heads", labels="all")["a"].sizes["prompt"] == 120
+    for labels, n in ((None, 110), ("names", 10), ("all", 120)):
+        assert chapter.measured("heads", labels=labels)["a"].sizes["prompt"] == n
     chapter.files |= {(model, "selection"): dataset() for model in "abc"}
     # blocks that choose are not those that judge
     assert chapter.measured("selection")["a"].sizes["prompt"] == 120
@@ -194,17 +171,10 @@ def cell(*lines):
 
 
 def test_a_parameter_that_nobody_knows_is_refused():
-    refused(
-        "unknown parameter 'evaluation_blcoks': expected one of model, ",
-        book.open,
-        cell("# Parameters", "evaluation_blcoks = 20"),
-    )
-    assert (
-        book.open(
-            cell("# Parameters", "evaluation_blocks = 20") | {"evaluation_blocks": 20}
-        ).settings.evaluation_blocks
-        == 20
-    )
+    mistyped = cell("# Parameters", "evaluation_blcoks = 20")
+    refused("unknown parameter 'evaluation_blcoks': expected one of model, ", book.open, mistyped)
+    given = cell("# Parameters", "evaluation_blocks = 20") | {"evaluation_blocks": 20}
+    assert book.open(given).settings.evaluation_blocks == 20
     assert book.open(cell("# Parameters", 'texts = "own"'), extra=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
 
@@ -231,9 +201,7 @@ def test_a_chapter_measures_a_new_model_on_few_blocks(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_says_no_is_told(chapter, tmp_path, monkeypatch):
-    chapter.judge_claim(
-        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}
-    )
+    chapter.judge_claim("learned", answers(chapter))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))
     refused("cannot write .*free some space", chapter.close)

@@ -45,17 +45,11 @@ def repeats(folder):
     """A planted head attends to the last label word of the prompt, and writes it; no text is ever
     read."""
     folder, weights = random_weights(folder)
-    tokenizer, words, places = (
-        AutoTokenizer.from_pretrained(folder),
-        *(weights[f"transformer.{n}.weight"] for n in ("wte", "wpe")),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words, places = (weights[f"transformer.{n}.weight"] for n in ("wte", "wpe"))
     foo, bar = (tokenizer(f"a {label}")["input_ids"][-1] for label in ("foo", "bar"))
-    label, which, place, width = (
-        90,
-        91,
-        92,
-        words.shape[1],
-    )  # directions of the residual stream for this alone
+    # directions of the residual stream for this alone
+    (label, which, place), width = (90, 91, 92), words.shape[1]
     words[:, [label, which, place]], places[:] = 0, 0
     words[[foo, bar], label] = 1
     words[foo, which], words[bar, which] = 1, -1
@@ -66,9 +60,7 @@ def repeats(folder):
     )
     attention[:, [0, width, 2 * width]] = 0
     bias[0] = 230  # the query, the same everywhere
-    attention[[label, place], width] = torch.tensor(
-        [2.0, 1.0]
-    )  # the key: a label, and as late as can be
+    attention[[label, place], width] = torch.tensor([2.0, 1.0])  # the key: a label, and late
     attention[which, 2 * width] = 1  # the value: which label
     out[0] = 0
     out[0, which] = 4
@@ -100,18 +92,10 @@ def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypat
     one that repeats."""
     model, out = handmade
     monkeypatch.setattr(files, "precomputed_models", dict)
-    few = {
-        "label_pairs": "foo/bar",
-        "evaluation_blocks": 20,
-        "selection_blocks": 20,
-        "prompts": 4,
-        "k": 2,
-        "separator": "space",
-        "texts": "sentences",
-    }
+    few = dict(label_pairs="foo/bar", evaluation_blocks=20, selection_blocks=20, prompts=4)
+    few |= dict(k=2, separator="space", texts="sentences")
     rows = evidence_of(chapter, monkeypatch, tmp_path, model=model, out=out, **few)
-    verdicts = set(rows[rows["model"].str.startswith("model--")]["verdict"])
-    tested = (
-        {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set()
-    )
-    assert verdicts <= {evidence.NOT_TESTABLE} | tested
+    expected = {evidence.NOT_TESTABLE}
+    if chapter.startswith("01"):
+        expected |= {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS}
+    assert {*rows[rows["model"].str.startswith("model--")]["verdict"]} <= expected

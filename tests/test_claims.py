@@ -16,11 +16,8 @@ def test_the_shipped_tables_are_whole():
     # controls are of sets of heads
     assert {c.control for c in table.values() if c.heads == ""} == {"none"}
     for c in table.values():
-        assert (
-            (c.unit == "nats")
-            if c.smallest_effect is None
-            else c.smallest_effect > 0 or c.null_value == 0.5
-        )
+        least = c.smallest_effect
+        assert c.unit == "nats" if least is None else least > 0 or c.null_value == 0.5
         assert c.statement.endswith(".")
     found = claims.written_findings()
     assert {*found["claim"]} <= {*table, *claims.paper_results()}

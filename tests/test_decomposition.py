@@ -8,15 +8,15 @@ from conftest import random_prompts
 from reference import Reference
 from tolerances import near
 from towerlab.model import unembed
+from towerlab.model.capture import capture
 from towerlab_experiments import single_prompt as module
 from towerlab_experiments.single_prompt import decomposition
 from twotowers.heads import Head
 
 
 def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
-    monkeypatch.setattr(
-        module, "CANDIDATES", 10_000
-    )  # all neurons, so that the search cannot miss one
+    # all neurons, so that the search cannot miss one
+    monkeypatch.setattr(module, "CANDIDATES", 10_000)
     encoded = random_prompts(1)[0]
     heads = [Head(1, 0), Head(0, 1)]
     data = decomposition(model, encoded, heads).isel(prompt=0)
@@ -62,8 +62,6 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
 def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
     """The gate's input is linear in what was written before, with the norm's scale frozen: all
     heads' products plus those of the embedding, FFN blocks and biases are the whole one."""
-    from towerlab.model.capture import capture
-
     encoded = random_prompts(1)
     plain = capture(model, encoded, {"weights", "values", "neurons"})
     vectors = module.subvalues(model, plain).sum(2)
@@ -75,11 +73,8 @@ def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
         seen = layer if model.parallel else layer + 1
         rest = x - vectors[:seen].sum((0, 1))  # embedding, FFN blocks and biases, as one head more
         of_rest = module.from_heads(model, plain, rest.expand(1, 1, -1), layer, neuron)
-        bias = (
-            getattr(model.part(layer, "ffn_norm"), "bias", None)
-            if model.architecture.ffn_norm
-            else None
-        )
+        has_norm = bool(model.architecture.ffn_norm)
+        bias = getattr(model.part(layer, "ffn_norm"), "bias", None) if has_norm else None
         constant = 0 if bias is None else bias @ subkey
         if layer or not model.parallel:
             near(of_heads.sum() + of_rest.sum() + constant, whole @ subkey)

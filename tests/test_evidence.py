@@ -29,32 +29,21 @@ def claim(**cells):
     return Claim(**LINE | cells)
 
 
-def prompts(of_pairs, each=4, spread=0.0):
-    """Observations of class pairs with these means, `each` prompts a pair, all with one label
+def prompts(of_pairs, each=4):
+    """Observations of class pairs with these values, `each` prompts a pair, all with one label
     pair."""
-    values = np.repeat(np.asarray(of_pairs, float), each) + spread * np.tile(
-        [-1, 1], len(of_pairs) * each // 2
-    )
+    values = np.repeat(np.asarray(of_pairs, float), each)
     coords = {
-        "class_pair": np.repeat(list("abcdefgh")[: len(of_pairs)], each),
-        "label_pair": np.full(len(values), "foo/bar"),
+        "class_pair": ("prompt", np.repeat([*"abcdefgh"][: len(of_pairs)], each)),
+        "label_pair": ("prompt", np.full(len(values), "foo/bar")),
     }
-    return xr.DataArray(
-        values,
-        dims="prompt",
-        coords={name: ("prompt", entries) for name, entries in coords.items()},
-    )
+    return xr.DataArray(values, coords, "prompt")
 
 
 def random_sets(of_pairs, n_sets=20, high=0):
     """`n_sets` sets with these means, `high` of them one higher, no two the same."""
-    return xr.concat(
-        [
-            prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i)
-            for i in range(n_sets)
-        ],
-        "random_set",
-    )
+    sets = [prompts(np.array(of_pairs) + (i < high) + 1e-9 * i) for i in range(n_sets)]
+    return xr.concat(sets, "random_set")
 
 
 UP = [0.5, 0.6, 0.55, 0.5]
@@ -122,34 +111,22 @@ def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
 
 
 def test_a_row_tells_effect_control_and_share():
+    usual = random_sets([0.1] * 4, high=2)
     row = judge_claim(
-        claim(control="random sets"),
-        "m",
-        prompts(UP),
-        control=random_sets([0.1] * 4, high=2),
-        template="k = 2, space",
+        claim(control="random sets"), "m", prompts(UP), control=usual, template="k = 2, space"
     )
-    assert row.effect == pytest.approx(np.mean(UP)) and row.control == pytest.approx(0.2)
-    assert (
-        row.difference == pytest.approx(np.mean(UP) - 0.2)
-        and row.exceedance == 0.1
-        and row.n_random_sets == 20
-    )
-    assert (
-        row.template == "k = 2, space"
-        and 0 < row.p < 0.001
-        and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
-    )
-    assert row.words.startswith("+53.8% [") and row.words.endswith(
-        "; control +20.0%, 2 of 20 different random sets reach it (p = 0.14)"
-    )
+    numbers = [row.effect, row.control, row.difference]
+    assert numbers == pytest.approx([np.mean(UP), 0.2, np.mean(UP) - 0.2])
+    assert (row.exceedance, row.n_random_sets, row.template) == (0.1, 20, "k = 2, space")
+    assert 0 < row.p < 0.001 and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
+    words = "; control +20.0%, 2 of 20 different random sets reach it (p = 0.14)"
+    assert row.words.startswith("+53.8% [") and row.words.endswith(words)
 
 
 def names(values):
-    """The same prompts, the last one with names of classes as labels."""
-    return values.assign_coords(
-        label_pair=("prompt", [*values["label_pair"].values[:-1], values["class_pair"].values[-1]])
-    )
+    """The same prompts, those of class pair "a" with names of classes as labels."""
+    class_pair = values["class_pair"]
+    return values.assign_coords(label_pair=class_pair.where(class_pair == "a", "foo/bar"))
 
 
 @pytest.mark.parametrize(
@@ -189,9 +166,8 @@ def test_names_of_classes_alone_are_judged():
 SETS = {"by attention": [Head(0, 1)], "by written logit difference": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
 NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="head_set"))
-RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="head_set")).assign_coords(
-    control="random sets"
-)
+RANDOM = random_sets(USUAL).expand_dims(head_set=["by attention"])
+RANDOM = RANDOM.assign_coords(control="random sets")
 BY_ATTENTION = {"heads": "by attention", "control": "random sets"}
 
 
@@ -237,27 +213,19 @@ def test_a_model_so_small_that_few_random_sets_exist(n_heads, sets, verdict):
     """Three heads of a model of one layer: of the others there are so many sets, whatever the
     number of draws."""
     heads = [Head(0, 0), Head(0, 1), Head(0, 2)]
+    sizes = {"layers": 1, "heads": n_heads, "key_value_heads": n_heads}
     noise = np.random.default_rng(0).normal(scale=0.01, size=(16, 1, n_heads))
     noise[:, :, :3] += 1
-    values = (
-        prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head")
-        + noise
-    )
+    values = prompts([0.0] * 4) + xr.DataArray(noise, dims=("prompt", "layer", "head"))
     model = model_of(
         dict.fromkeys("abcd", heads),
-        lambda of: random_heads.control_sets(
-            of, {"layers": 1, "heads": n_heads, "key_value_heads": n_heads}, 1000
-        ),
+        lambda of: random_heads.control_sets(of, sizes, 1000),
         shape=(1, n_heads),
     )
     effect, control = model.select(claim(**BY_ATTENTION), values, None)
     row = judge_claim(claim(control="random sets"), "m", effect, control=control)
-    assert (control.sizes["random_set"], row.n_random_sets, row.exceedance, row.verdict) == (
-        sets,
-        sets,
-        0,
-        verdict,
-    )
+    assert control.sizes["random_set"] == row.n_random_sets == sets
+    assert (row.exceedance, row.verdict) == (0, verdict)
     assert row.words.endswith(f"(p = {1 / (sets + 1):.2g})")
 
 
@@ -269,19 +237,15 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
     effect, control = of_claim(BY_ATTENTION, values, attending=attending)
     near(effect, prompts(UP) + np.where(np.isin(effect["class_pair"], ["b", "d"]), 20, 10))
     near(control[0], effect)  # each has its own partner in its turn
-    assert control.dims == ("random_set", "prompt") and set(effect.coords) == {
-        "class_pair",
-        "label_pair",
-    }
+    assert control.dims == ("random_set", "prompt")
+    assert {*effect.coords} == {"class_pair", "label_pair"}
     assert judge_claim(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
     effect, control = of_claim(BY_ATTENTION, NAMED, RANDOM)
-    assert effect.identical(NAMED.sel(head_set="by attention")) and set(control.dims) == {
-        "random_set",
-        "prompt",
-    }
+    assert effect.identical(NAMED.sel(head_set="by attention"))
+    assert {*control.dims} == {"random_set", "prompt"}
     effect, control = of_claim(BY_ATTENTION | {"control": "none"}, NAMED)
     assert control is None
     effect, control = of_claim(BY_ATTENTION, SINGLE)  # random sets are drawn
@@ -361,15 +325,11 @@ def test_holms_p_values_by_hand():
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
-    for chapter, ids in (("4", ["located-prefer", "more-beyond-softmax"]), ("1", ["learned"])):
-        rows = [
-            judge_claim(claim(id=i, chapter=chapter), model, prompts(UP))
-            for i in ids
-            for model in ("a", "b")
-        ]
+    chapters = {"more-beyond-softmax": "5", "located-prefer": "4", "learned": "1"}
+    for name, chapter in chapters.items():
+        judged = claim(id=name, chapter=chapter)
+        rows = [judge_claim(judged, model, prompts(UP)) for model in "ab"]
         pd.DataFrame(rows).to_csv(tmp_path / f"{chapter}.csv", index=False)
     rows = evidence.read(tmp_path)
-    assert rows["claim"].tolist() == [
-        i for i in ("learned", "located-prefer", "more-beyond-softmax") for _ in range(2)
-    ]
+    assert [*rows["claim"]] == [name for name in reversed(chapters) for _ in range(2)]
     near(rows["p_holm"], 3 * rows["p"])

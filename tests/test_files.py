@@ -55,9 +55,8 @@ def test_random_sets_are_a_dimension(data, measure):
 def test_a_measurement_comes_back_from_its_file(data, saved):
     again = files.load(saved)
     assert again["class_pair"].dims == ("prompt",) and again.attrs["model"] == "m"
-    assert again.attrs["measurement"] == "ablations" and set(again.data_vars) == set(
-        variables()["ablations"]
-    )
+    assert again.attrs["measurement"] == "ablations"
+    assert {*again.data_vars} == {*variables()["ablations"]}
     for name, array in again.data_vars.items():  # two dimensions, so not rounded
         assert (data[name].astype(array.dtype) == array).all()
     assert [path.name for path in saved.parent.iterdir()] == ["a.nc"]
@@ -70,10 +69,8 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     data["written_logit_difference"][:6, 0, 0] = data["logit_difference"][:6] = values
     save("heads", data, tmp_path / "a.nc", {})
     again = files.load(tmp_path / "a.nc")
-    large, small = (
-        again["written_logit_difference"].values[:6, 0, 0],
-        again["logit_difference"].values[:6],
-    )
+    large = again["written_logit_difference"].values[:6, 0, 0]
+    small = again["logit_difference"].values[:6]
     np.testing.assert_array_equal(small, values.astype(np.float32))
     np.testing.assert_allclose(large, values, rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all()

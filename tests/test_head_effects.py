@@ -164,40 +164,32 @@ def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_la
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
     result = head_effects(tiny("gpt2"), encoded)
     assert result.attention_difference.sel(query_source="labels exchanged").isnull().all()
-    assert (
-        result.attention_difference.sel(query_source="own").notnull().all()
-        and result.effect.notnull().all()
-    )
+    assert result.attention_difference.sel(query_source="own").notnull().all()
+    assert result.effect.notnull().all()
 
 
 def test_sentences_follow_no_sender():
-    assert (
-        path_effects(shared_tiny("gpt2"), tiny_blocks.blocks(1), []).effect_by_route.sizes["sender"]
-        == 0
-    )
+    followed = path_effects(shared_tiny("gpt2"), tiny_blocks.blocks(1), [])
+    assert followed.effect_by_route.sizes["sender"] == 0
 
 
 def test_swapped_weights_by_hand():
     # Positions: true label, other label, other label, a text, and a second true label that stands
     # last.
     places = torch.tensor([[1, -1, -1, 0, 1]])
-    rows = torch.tensor(
-        [[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]],
-        dtype=torch.float64,
-    )
     # The sums change places; what has nothing is given its sum evenly; equal sums stay. The
     # position itself is no label before.
-    expected = torch.tensor(
-        [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]],
-        dtype=torch.float64,
-    )
-    result = torch.cat([swapped_weights(row[None, None, None], places)[0, 0] for row in rows])
-    near(result, expected)
-    again = swapped_weights(swapped_weights(rows[:1, None, None], places), places)[0, 0]
-    near(again, rows[:1])
-    early = torch.tensor(
-        [[[[0.6, 0.4, 0.0]]]]
-    )  # the last of three positions, and no true label before it but one
+    for before, after in (
+        ([0.5, 0.1, 0.1, 0.2, 0.1], [0.2, 0.25, 0.25, 0.2, 0.1]),
+        ([0.5, 0.0, 0.0, 0.2, 0.3], [0.0, 0.25, 0.25, 0.2, 0.3]),
+        ([0.3, 0.1, 0.2, 0.4, 0.0], [0.3, 0.1, 0.2, 0.4, 0.0]),
+    ):
+        row = torch.tensor(before, dtype=torch.float64)[None, None, None]
+        swapped = swapped_weights(row, places)
+        near(swapped.ravel(), after)
+        near(swapped_weights(swapped, places), row)
+    # the last of three positions, and no true label before it but one
+    early = torch.tensor([[[[0.6, 0.4, 0.0]]]])
     one_class = torch.tensor([[1, 0, -1]])
     near(swapped_weights(early, one_class), early)
 
@@ -218,18 +210,14 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     for head in (writer, suppressor):
         assert label.sel(head) > 0.9 and abs(text.sel(head)) < 0.01
     assert abs(effect.sel(idle)).max() < 1e-9  # it looks, and does nothing
-    c = effect.sel(contrast="attention swapped")
-    assert (
-        c.sel(comparer) > 1.5 * choice
-        and c.sel(writer) > 1.5 * choice
-        and c.sel(suppressor) < -0.5 * choice
-    )
+    swapped = effect.sel(contrast="attention swapped")
+    assert min(swapped.sel(comparer), swapped.sel(writer)) > 1.5 * choice
+    assert swapped.sel(suppressor) < -0.5 * choice
     assert abs(direct.sel(comparer)).max() < 0.01 * choice  # all is passed on
     near(direct.sel(writer), effect.sel(writer))  # nothing follows
-    assert (
-        effect.sel(contrast="labels exchanged", **comparer) > 1.5 * choice
-    )  # it sends which label
-    assert abs(effect.sel(contrast="texts exchanged", **comparer)) < 0.01 * choice  # and not where
+    sent = effect.sel(comparer)
+    assert sent.sel(contrast="labels exchanged") > 1.5 * choice  # it sends which label
+    assert abs(sent.sel(contrast="texts exchanged")) < 0.01 * choice  # and not where
 
     senders = list(zip(result.sender_layer.values, result.sender_head.values, strict=True))
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
@@ -238,7 +226,6 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     near(by_queries, 1, atol=0.03)
 
     at = result.logit_difference_all_swapped.mean("prompt")
-    assert (
-        at.sel(swapped_position="last position") < -0.9 * choice
-    )  # all of the choice is decided there
+    # all of the choice is decided at the last position
+    assert at.sel(swapped_position="last position") < -0.9 * choice
     assert at.sel(swapped_position="query's text") > 0.99 * choice

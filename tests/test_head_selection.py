@@ -26,18 +26,16 @@ def grid(accuracy):
     )
 
 
-def test_the_best_learned_form_is_taken():
-    assert head_selection.select_template(
-        grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})
-    ) == (4, "line break")
-    assert head_selection.select_template(grid({(2, "space"): 8, (4, "space"): 8})) == (
-        2,
-        "space",
-    )  # a tie: fewer demonstrations
-    assert head_selection.select_template(grid({(4, "space"): 6, (8, "space"): 9})) == (
-        4,
-        "space",
-    )  # more than MAX_K cost too much
+@pytest.mark.parametrize(
+    "accuracies, best",
+    [
+        ({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8}, (4, "line break")),
+        ({(2, "space"): 8, (4, "space"): 8}, (2, "space")),  # a tie: fewer demonstrations
+        ({(4, "space"): 6, (8, "space"): 9}, (4, "space")),  # more than MAX_K cost too much
+    ],
+)
+def test_the_best_learned_form_is_taken(accuracies, best):
+    assert head_selection.select_template(grid(accuracies)) == best
 
 
 def heads(attention, written):
@@ -62,10 +60,8 @@ def test_of_a_form_that_is_given_in_part_the_rest_is_chosen():
 def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
     sets = head_selection.head_sets(four, k=2)
-    assert sets["by written logit difference"] == [(0, 0), (0, 2)] and sets["by attention"] == [
-        (0, 0),
-        (0, 3),
-    ]
+    assert sets["by written logit difference"] == [(0, 0), (0, 2)]
+    assert sets["by attention"] == [(0, 0), (0, 3)]
     near(head_selection.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
 
 
@@ -133,14 +129,13 @@ def test_controls_of_a_full_layer_come_from_the_next():
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():
-    effect = np.array(
-        [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
-    )  # (contrast, prompt, layer, head)
-    effects = xr.Dataset(
-        {"effect": (("contrast", "prompt", "layer", "head"), effect)},
-        {"contrast": ["attention swapped", "texts exchanged"]},
-    )
-    assert head_selection.by_effect(effects, 2) == [(0, 1), (1, 0)]
+    dims = ("contrast", "prompt", "layer", "head")
+    effect = dims, [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
+    contrasts = {"contrast": ["attention swapped", "texts exchanged"]}
+    assert head_selection.by_effect(xr.Dataset({"effect": effect}, contrasts), 2) == [
+        (0, 1),
+        (1, 0),
+    ]
 
 
 def test_the_head_with_the_largest_mean_has_the_first_place():
@@ -151,16 +146,6 @@ def test_the_head_with_the_largest_mean_has_the_first_place():
         assert head_selection.places(arrangement, ranked) == [1, 2, 3, 4, 5, 6]
     equal = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
     assert head_selection.places(equal, [(0, 0), (0, 1), (1, 0), (1, 1)]) == [4, 1, 1, 3]
-
-
-def test_pick_names_heads():
-    values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
-    picked = head_selection.select_heads(values, [Head(1, 2), Head(0, 1)])
-    assert picked.values.tolist() == [5.0, 1.0] and picked["selected_head"].values.tolist() == [
-        "1-2",
-        "0-1",
-    ]
-    assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]
 
 
 def test_the_glossary_states_the_bounds_of_the_rule():
@@ -175,11 +160,9 @@ def test_the_glossary_states_the_bounds_of_the_rule():
 
 def of_names(pairs, labels):
     """A prompt of every class pair with every label pair."""
-    both = [(pair, label) for pair in pairs for label in labels]
-    coordinates = {
-        "class_pair": ("prompt", [pair for pair, _ in both]),
-        "label_pair": ("prompt", [label for _, label in both]),
-    }
+    both = [*itertools.product(pairs, labels)]
+    class_pair, label_pair = zip(*both, strict=True)
+    coordinates = {"class_pair": ("prompt", [*class_pair]), "label_pair": ("prompt", [*label_pair])}
     return xr.Dataset({"x": ("prompt", range(len(both)))}, coordinates)
 
 
@@ -191,26 +174,21 @@ def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judge
     labels, others
 ):
     selection = of_names("abcde", labels)
-    evaluation = selection if others is None else of_names(others, labels)
+    evaluation = None if others is None else of_names(others, labels)
     numbers = []
-    for selecting, evaluating in head_selection.cross_fit_splits(
-        selection, *([] if others is None else [evaluation])
-    ):
+    for both in head_selection.cross_fit_splits(selection, evaluation):
+        selecting, evaluating = both
         assert selecting.sizes["prompt"]
-        assert not set(selecting["class_pair"].values) & set(evaluating["class_pair"].values)
-        assert len(labels) == 1 or not set(selecting["label_pair"].values) & set(
-            evaluating["label_pair"].values
+        of_pairs, of_labels = (
+            set.intersection(*({*part[name].values} for part in both))
+            for name in ("class_pair", "label_pair")
         )
+        assert not of_pairs and (len(labels) == 1 or not of_labels)
         numbers += list(evaluating["x"].values)
-    assert sorted(numbers) == list(range(evaluation.sizes["prompt"]))
+    assert sorted(numbers) == [*range(len(others or "abcde") * len(labels))]
 
 
 def test_heads_that_attend_to_labels_without_preference_are_found():
-    attention = np.zeros((2, 1, 4, 2))  # prompt, layer, head, demonstration: true, false
-    attention[:, 0] = [[0.6, 0.2], [0.25, 0.24], [0.3, 0.1], [0.1, 0.1]]
-    heads = xr.Dataset(
-        {"attention": (("prompt", "layer", "head", "demonstration"), attention)},
-        {"is_true_label": (("prompt", "demonstration"), [[True, False]] * 2)},
-    )
-    found = head_selection.label_heads_without_preference(heads, [Head(0, 0)])
+    four = heads([(0.6, 0.2), (0.25, 0.24), (0.3, 0.1), (0.1, 0.1)], [0.0] * 4)
+    found = head_selection.label_heads_without_preference(four, [Head(0, 0)])
     assert found == [Head(0, 1)]  # 0-2 prefers a class, and 0-3 has less than half

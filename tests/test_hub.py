@@ -14,13 +14,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import save_tiny, tiny
+from test_loading import in_odd_shards
 
 COMMIT = "0" * 39 + "1"
 MODEL = "owner/model"
 INDEX = "model.safetensors.index.json"
 USED = {"config.json", "tokenizer.json", "tokenizer_config.json", INDEX}
-SHARDS = {f"model.safetensors-0000{i}-of-00002.safetensors" for i in (1, 2)}
+SHARDS = {f"model.safetensors-0000{i}-of-00002.safetensors" for i in range(2)}
 REFUSALS = {
     401: ("GatedRepo", "Access to model owner/model is restricted. Please log in."),
     403: ("GatedRepo", "Access to model owner/model is restricted. You are not in the list."),
@@ -69,16 +69,9 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(save):
     """A Hub of one model in two shards, whose names only the index knows."""
-    folder = tmp_path / "remote"
-    save_tiny(folder, "gpt2")
-    (folder / "model.safetensors").unlink()
-    tiny("gpt2").hf.float().save_pretrained(folder, max_shard_size="30KB")
-    text = (folder / INDEX).read_text()
-    (folder / INDEX).write_text(text.replace("model-0", "model.safetensors-0"))
-    for shard in folder.glob("model-*"):
-        shard.rename(folder / shard.name.replace("model-", "model.safetensors-"))
+    folder = in_odd_shards(save("gpt2"))
     for unused in ("pytorch_model.bin", "model-00001-of-00009.safetensors", "README.md"):
         (folder / unused).write_bytes(b"never read")
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as http:

@@ -11,8 +11,7 @@ def parts(encoded):
 
 
 def test_pairs_differ_in_what_their_kind_says_and_in_nothing_else():
-    encoded = tiny_blocks.blocks(4)
-    pairs = pairs_of(encoded, tiny_blocks.tokenizer())
+    pairs = pairs_of(tiny_blocks.blocks(4), tiny_blocks.tokenizer())
     assert len(pairs) == 3 * 16
     for kind, base, source in pairs:
         (labels, texts, query), (others, source_texts, source_query) = parts(base), parts(source)
@@ -25,10 +24,8 @@ def test_pairs_differ_in_what_their_kind_says_and_in_nothing_else():
         classes = [d.cls for d in base.prompt.demonstrations]
         assert (classes != [d.cls for d in source.prompt.demonstrations]) == (kind == "keys")
         assert all((a != b) == (kind == "values") for a, b in zip(labels, others, strict=True))
-        assert (
-            base.prompt.true_label != source.prompt.true_label
-            and base.label_positions == source.label_positions
-        )
+        assert base.prompt.true_label != source.prompt.true_label
+        assert base.label_positions == source.label_positions
         assert source_query not in source_texts
 
 

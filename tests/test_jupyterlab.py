@@ -20,8 +20,8 @@ needs_measurements = pytest.mark.skipif(
 )
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "book").glob("*.ipynb"))
 # The others read the evidence of all chapters, and are for pages.
-RUNNABLE = [name for name in NOTEBOOKS if re.match(r"\d|playground", name)]
 ON_EACH_PUSH = ("12-what-every-head-does", "playground")
+OTHERS = [name for name in NOTEBOOKS if name[0].isdigit() and name not in ON_EACH_PUSH]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 WAIT = 300_000  # milliseconds for one step, on a machine that does other work
 POLL = 250  # milliseconds; Playwright would look at every frame, and make the browser draw them
@@ -123,6 +123,10 @@ def lab(tmp_path_factory):
     process.wait()
 
 
+def wait(page, condition, **arg):
+    page.wait_for_function(condition, timeout=WAIT, polling=POLL, **arg)
+
+
 def try_dropdowns(page):
     """Each dropdown of a chapter's widget with several entries changes the numbers below it."""
     dropdowns = page.locator(".widget-dropdown select:has(option:nth-child(2))")
@@ -131,11 +135,9 @@ def try_dropdowns(page):
         dropdown = dropdowns.nth(i)
         first = dropdown.input_value()
         dropdown.select_option(index=dropdown.locator("option").count() - 1)
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
+        wait(page, OTHER, arg=before)
         dropdown.select_option(first)
-        page.wait_for_function(
-            f"(before) => !({OTHER})(before)", arg=before, timeout=WAIT, polling=POLL
-        )
+        wait(page, f"(before) => !({OTHER})(before)", arg=before)
     return dropdowns.count()
 
 
@@ -149,19 +151,19 @@ def try_playground(page):
         "demonstrations": "like : bar\ntwo : foo",
     }
     for name, text in changes.items():
-        page.wait_for_function(READY, timeout=WAIT, polling=POLL)
+        wait(page, READY)
         before = page.evaluate(SHOWN)
         label = page.locator(".widget-label").get_by_text(name, exact=True)
         field = label.locator("xpath=..").locator("input, textarea")
         field.fill(text)
         field.press("Tab")
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
+        wait(page, OTHER, arg=before)
     buttons = page.locator(".widget-button")
     for i in range(buttons.count()):
-        page.wait_for_function(READY, timeout=WAIT, polling=POLL)
+        wait(page, READY)
         before = page.evaluate(SHOWN)
         buttons.nth(i).click()
-        page.wait_for_function(OTHER, arg=before, timeout=WAIT, polling=POLL)
+        wait(page, OTHER, arg=before)
     return buttons.count()
 
 
@@ -178,10 +180,10 @@ def visit(lab, *names):
 
 def look(page, name):
     """Run a notebook and look at it, use its widgets, and follow a link."""
-    page.wait_for_function(READY, timeout=WAIT, polling=POLL)
+    wait(page, READY)
     page.evaluate(RUN)
-    page.wait_for_function("window.ended", timeout=WAIT, polling=POLL)
-    page.wait_for_function(DRAWN, timeout=WAIT, polling=POLL)
+    wait(page, "window.ended")
+    wait(page, DRAWN)
     faults = page.evaluate(LOOK)
     assert not faults, faults
     if name == "playground":
@@ -200,14 +202,7 @@ def look(page, name):
 @needs_measurements
 @pytest.mark.parametrize(
     "names",
-    [
-        ON_EACH_PUSH,
-        *(
-            pytest.param([name], marks=pytest.mark.nightly)
-            for name in RUNNABLE
-            if name not in ON_EACH_PUSH
-        ),
-    ],
+    [ON_EACH_PUSH, *(pytest.param([name], marks=pytest.mark.nightly) for name in OTHERS)],
     ids=", ".join,
 )
 def test_notebooks_run_in_jupyterlab(names, lab):

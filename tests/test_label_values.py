@@ -1,10 +1,10 @@
-"""Values of heads at labels, against sums by hand, and the two biases."""
+"""Values of heads at labels, against sums by hand, and means of results."""
 
 import numpy as np
 import xarray as xr
 from tolerances import near
-from twotowers import biases, label_values
-from twotowers.paper_results import LABELS, Result, mean_of_results
+from twotowers import label_values
+from twotowers.paper_results import Result, mean_of_results
 
 
 def test_sums_by_word_are_those_of_a_loop():
@@ -55,20 +55,6 @@ def test_random_lists_are_of_heads_in_no_list():
     )
     means = label_values.with_others(listed, more, ["0-0", "0-1", "1-1", "3-3"])
     assert means.to_series().to_dict() == {"0-0": 2, "0-1": 3, "2-2": 5}
-
-
-def test_labels_are_split_by_kind():
-    values = xr.DataArray([1.0, 2, 3], dims="demonstration")
-    split = label_values.split_labels(values, xr.DataArray([True, False, True], dims=values.dims))
-    assert split.sum("demonstration").to_series().to_dict() == dict(
-        zip(LABELS, (4, 2), strict=True)
-    )
-
-
-def test_a_bias_is_favoured_minus_not():
-    changes = [change for pair in biases.CONDITIONS.values() for change in pair]
-    ds = xr.Dataset({"logit_difference": ("change", [5.0, 1, 2, 4])}, {"change": changes})
-    assert [biases.bias(ds, kind).item() for kind in biases.CONDITIONS] == [4, -2]
 
 
 def test_a_mean_of_results_leaves_out_what_cannot_be_tested():

@@ -267,6 +267,11 @@ def test_a_loaded_model_does_not_follow_its_files(save):
         assert torch.equal(weight, before[name]), name
 
 
+def with_another_end(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 def test_a_large_file_is_hashed_once_in_each_state(save, monkeypatch):
     monkeypatch.setattr(checkpoint, "LARGE", 1000)
     monkeypatch.setattr(checkpoint, "SETTLED", -1)
@@ -275,14 +280,13 @@ def test_a_large_file_is_hashed_once_in_each_state(save, monkeypatch):
     monkeypatch.setattr(
         hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or digest(file, kind)
     )
-    weights = str(folder / WEIGHTS)
+    weights = folder / WEIGHTS
     first = checkpoint.fingerprint(str(folder))
-    assert checkpoint.fingerprint(str(folder)) == first and hashed.count(weights) == 1
-    about = os.stat(weights)
-    content = Path(weights).read_bytes()
-    Path(weights).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert checkpoint.fingerprint(str(folder)) == first and hashed.count(str(weights)) == 1
+    about = weights.stat()
+    with_another_end(weights)
     os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))  # as `rsync --times` leaves it
-    assert checkpoint.fingerprint(str(folder)) != first and hashed.count(weights) == 2
+    assert checkpoint.fingerprint(str(folder)) != first and hashed.count(str(weights)) == 2
 
 
 def test_a_file_that_changed_a_moment_ago_is_hashed_each_time(save, monkeypatch):
@@ -312,10 +316,9 @@ def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
     (folder / "README.md").write_text("a card")
     assert checkpoint.fingerprint(str(folder)) == whole
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with_another_end(folder / name)
         assert checkpoint.fingerprint(str(folder)) != whole, name
-        (folder / name).write_bytes(content)
+        with_another_end(folder / name)
     assert checkpoint.fingerprint(str(save("gpt2", layer_norm_epsilon=1e-6))) != whole
 
 
@@ -409,14 +412,14 @@ def test_random_tokens_are_refused(save):
 def test_a_file_without_its_content_is_named(save, file):
     folder = save("llama")
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    for refuse in (loading.load, checkpoint.fingerprint):
-        refused(
-            f"cannot use '.*{file}': .*pointer of git-lfs; run `git lfs pull`", refuse, str(folder)
-        )
+    calls = loading.load, checkpoint.fingerprint
+    words = f"cannot use '.*{file}': .*pointer of git-lfs; run `git lfs pull`"
+    for call in calls:
+        refused(words, call, str(folder))
     (folder / file).unlink()
     (folder / file).symlink_to("../../blobs/gone")  # as in a cache that was cleaned
-    for refuse in (loading.load, checkpoint.fingerprint):
-        refused(f"cannot read '.*{file}': No such file or directory; ", refuse, str(folder))
+    for call in calls:
+        refused(f"cannot read '.*{file}': No such file or directory; ", call, str(folder))
 
 
 def test_a_norm_without_weight_is_refused(save):

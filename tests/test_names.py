@@ -26,29 +26,16 @@ def other_model(folder: Path) -> Path:
     return folder
 
 
-def run(model, out, **settings) -> Pipeline:
-    return Pipeline(
-        Settings.from_values(
-            {
-                "model": str(model),
-                "out": str(out),
-                "evaluation_blocks": 2,
-                "selection_blocks": 2,
-                "k": 1,
-                "separator": "space",
-            }
-            | settings
-        )
-    )
+def run(model, out) -> Pipeline:
+    few = dict(evaluation_blocks=2, selection_blocks=2, k=1, separator="space")
+    return Pipeline(Settings(model=str(model), out=str(out), **few))
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
 def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
     own = run(other_model(tmp_path / name), tmp_path / "out")
-    assert (
-        own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}"
-        and own.name not in files.precomputed_models()
-    )
+    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}"
+    assert own.name not in files.precomputed_models()
     assert Measurements(own.settings).model == own.name
     assert run(name, tmp_path / "out").name == Measurements(Settings(model=name)).model == name
 
@@ -141,14 +128,11 @@ def test_the_note_about_a_stale_file_names_a_command_that_works(home, tmp_path, 
     assert cli.main(["precompute", str(folder), "templates", *options]) == 0
     (name,) = files.precomputed_models()
     monkeypatch.setattr(identity, "versions", lambda name: {name: 99})
-    refused(
-        "current versions of the code; run `twotowers precompute MODEL templates --suite sentences`"
-        ", where MODEL is the folder or Hugging Face id of 'final'",
-        files.open_precomputed,
-        name,
-        "sentences",
-        "templates",
+    words = (
+        "the code; run `twotowers precompute MODEL templates --suite sentences`, where MODEL is "
     )
+    words += "the folder or Hugging Face id of 'final'"
+    refused(words, files.open_precomputed, name, "sentences", "templates")
 
 
 def test_a_copy_of_the_included_model_is_that_model_and_has_its_prompts(tmp_path):

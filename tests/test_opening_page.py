@@ -42,40 +42,35 @@ def test_the_question_is_answered_as_long_as_both_of_its_sentences_stand(rows):
         assert "Yes" not in opening_page.answer(moved)
 
 
+VERDICTS = [
+    ("figure 6", "mini-gpt2", claims.AGREES),
+    ("figure 6", "b", claims.AGREES),
+    ("figure 9", "mini-gpt2", claims.AGREES_UNSPECIFIC),
+    ("figure 9", "b", claims.IN_PART),
+    ("table 1", "mini-gpt2", claims.IN_PART),
+    ("table 1", "b", claims.DISAGREES),
+    ("table 2", "mini-gpt2", claims.AGREES_TOO_FEW),
+    ("table 2", "b", claims.NOT_TESTABLE),
+    ("figure 22", "b", claims.AGREES),  # in no count
+]
+
+
 @pytest.fixture
 def judged(rows, monkeypatch):
     """Four results of the paper in mini-gpt2 and a pretrained model."""
-    verdicts = {
-        "figure 6": "agrees agrees",
-        "figure 9": "agrees,_not_specific in_part",
-        "table 1": "in_part does_not_agree",
-        "table 2": "agrees,_too_few_other_heads not_testable",
-        "figure 22": " agrees",  # in no count
-    }
-    results = pd.DataFrame(
-        [
-            {
-                "claim": item,
-                "verdict": verdict.replace("_", " "),
-                "model": model,
-                "stability": 1.0,
-                "n_random_sets": 100,
-            }
-            for item, both in verdicts.items()
-            for model, verdict in zip(("mini-gpt2", "b"), both.split(" "), strict=True)
-            if verdict
-        ]
-    ).assign(mark=lambda of: of["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION}))
+    results = pd.DataFrame(VERDICTS, columns=["claim", "model", "verdict"])
+    results = results.assign(stability=1.0, n_random_sets=100)
+    results["mark"] = results["model"].map({"mini-gpt2": "", "b": claims.BY_POSITION})
     on_solved = results[results["claim"].isin(["figure 6", "table 1"])].assign(mark="")
     on_solved = on_solved.assign(n_random_sets=[100, 0, 0, 0])
     on_solved.loc[on_solved["claim"] == "table 1", "verdict"] = claims.DISAGREES
-    monkeypatch.setattr(
-        verdict_map.evidence,
-        "read",
-        lambda folder, of, solved=False: (
-            (on_solved if solved else results) if "figure 6" in of else rows
-        ),
-    )
+
+    def read(folder, statements, solved=False):
+        if "figure 6" not in statements:
+            return rows
+        return on_solved if solved else results
+
+    monkeypatch.setattr(verdict_map.evidence, "read", read)
     return results
 
 
@@ -86,9 +81,8 @@ def test_the_second_card_names_the_results_that_no_model_shows(judged, rows, tmp
     assert f"on prompts with balanced order and labels:{statement} (table 1)" in text
     assert "(figure 6)" not in text
     n_holds = (rows["verdict"] == claims.HOLDS).sum()
-    assert (
-        f"Of {n_holds} verdicts that a claim holds in a model, {n_holds} have p below 0.05" in text
-    )
+    words = f"Of {n_holds} verdicts that a claim holds in a model, {n_holds} have p below 0.05"
+    assert words in text
     assert "4 of 7 tests agree. 1 of these are in models that fail the task" in text
 
 
@@ -146,6 +140,9 @@ def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp
     assert "4 tests: ✓ 2 ✗ 2" in re.sub("<[^>]*>", "", on_solved) and "figure 9" not in on_solved
 
 
+SAME_WORD = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
+
+
 def write_chart(folder, chapter, table):
     """An executed chapter with one chart."""
     outputs = [{"data": {VEGA: {"datasets": {"d": table}}}}]
@@ -160,7 +157,6 @@ def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
     models = "mini-gpt2", "SmolLM2-135M"
     table = [row | {"model": m, "picture": f"data:image/png;base64,{m}"} for m in models]
     write_chart(tmp_path, "13", table)
-    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
-    html = opening_page.metric(tmp_path, judged)
+    html = opening_page.metric(tmp_path, SAME_WORD)
     assert "base64,SmolLM2" in html and "the score of 2 query" in html
     assert "Holds in b." in html and html.count("<li>") == 1

@@ -7,6 +7,8 @@ import zlib
 import pytest
 from browser import DRAWN, HTML, PAGE, broken_rules, browser, chromium, needs_book, needs_browser
 
+pytestmark = [needs_browser, needs_book]
+
 
 @pytest.fixture(scope="module")
 def first_page(home):
@@ -27,8 +29,6 @@ def lowest(page, *parts):
     return max(page.locator(f".opening-{part}").evaluate(bottom) for part in parts)
 
 
-@needs_browser
-@needs_book
 def test_the_first_screen_shows_answer_demo_and_catch(first_page):
     assert lowest(first_page, "answer", "buttons", "catch") <= 800
     fragment = first_page.locator("#opening-page").evaluate("e => e.outerHTML")
@@ -44,14 +44,10 @@ def test_the_first_screen_shows_answer_demo_and_catch(first_page):
     assert re.search(r"\d+ of \d+ tests agree", fragment)
 
 
-@needs_browser
-@needs_book
 def test_the_first_screen_of_a_phone_shows_answer_and_demo(first_page_on_phone):
     assert lowest(first_page_on_phone, "answer", "buttons") <= 844
 
 
-@needs_browser
-@needs_book
 def test_each_picture_of_the_story_is_a_slide_with_an_answer(home):
     with browser(f"{home}book/story.html", 1400, 1000, home) as page:
         page.wait_for_function(DRAWN)
@@ -79,8 +75,6 @@ SHOWN = """() => ({
 })"""
 
 
-@needs_browser
-@needs_book
 def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(
     home, first_page
 ):
@@ -120,7 +114,6 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
     assert broken_rules(page) == []
 
 
-@needs_browser
 @pytest.mark.parametrize(
     "policy",
     ["", "<script>window.vegaEmbed = async () => { throw new EvalError('a policy') }</script>"],
@@ -147,8 +140,6 @@ PICK = """() => {
 }"""
 
 
-@needs_browser
-@needs_book
 def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(home):
     with browser(f"{home}book/12-what-every-head-does.html", home=home) as page:
         page.wait_for_function(DRAWN)
@@ -163,8 +154,6 @@ def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(hom
         assert page.locator("#heads select").nth(3).input_value() == head
 
 
-@needs_browser
-@needs_book
 def test_a_link_to_a_figure_shows_its_top_and_a_tap_shows_titles_and_tooltips(home):
     """The top also where charts above it are drawn later."""
     address = f"{home}book/04-attention-weights.html#fig-4-4"
@@ -186,8 +175,6 @@ def test_a_link_to_a_figure_shows_its_top_and_a_tap_shows_titles_and_tooltips(ho
         page.wait_for_url("**/glossary.html#*")
 
 
-@needs_browser
-@needs_book
 def test_the_search_of_a_page_that_is_a_file_breaks_nothing():
     with browser(f"{(HTML / 'search.html').as_uri()}?q=attention") as page:
         page.wait_for_selector("#search-results li")
@@ -205,8 +192,6 @@ def printed_pages(pdf: bytes) -> list[int]:
     return texts
 
 
-@needs_browser
-@needs_book
 @pytest.mark.parametrize(
     ("name", "paper", "width"),
     [
@@ -227,8 +212,6 @@ def test_wide_pages_print_whole(name, paper, width, home):
         assert page.evaluate(cut) == 0
 
 
-@needs_browser
-@needs_book
 def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
     colour = "part => getComputedStyle(part).backgroundColor"
     with browser(f"{home}book/playground-page.html", home=home, forced_colors="active") as page:
@@ -239,8 +222,6 @@ def test_bars_and_heads_keep_their_colours_in_high_contrast(home):
         assert bar.evaluate(colour) != page.locator("body").evaluate(colour)
 
 
-@needs_browser
-@needs_book
 def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
     with browser(f"{home}book/02-project.html", home=home) as page:
         rows, select = page.locator(".one-model tbody tr"), page.locator(".model-chooser select")
@@ -253,8 +234,6 @@ def test_a_long_table_shows_the_model_that_is_chosen_and_prints_whole(home):
         assert rows.evaluate_all(shown) == rows.count()
 
 
-@needs_browser
-@needs_book
 def test_on_paper_a_menu_says_what_is_shown_and_charts_are_low(home):
     with browser(f"{home}book/04-attention-weights.html", home=home) as page:
         page.wait_for_function("document.querySelectorAll('svg.marks').length > 3")
@@ -268,8 +247,6 @@ def test_on_paper_a_menu_says_what_is_shown_and_charts_are_low(home):
         assert max(page.locator("svg.marks").evaluate_all(heights)) < 350  # a third of a page
 
 
-@needs_browser
-@needs_book
 def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
     with browser(f"{home}book/scorecard.html", 390, 844, home=home) as page:
         page.wait_for_selector("table.goes-on, .output.goes-on", state="attached")
@@ -278,8 +255,6 @@ def test_a_table_that_scrolls_fades_at_its_end_until_it_is_reached(home):
         page.wait_for_function("box => !box.classList.contains('goes-on')", arg=box)
 
 
-@needs_browser
-@needs_book
 def test_a_link_to_two_words_leads_to_them(home):
     with browser(f"{home}book/heads.html#two-words", 1400, 1000, home) as page:
         page.wait_for_selector("#heads.ready")
@@ -288,8 +263,6 @@ def test_a_link_to_two_words_leads_to_them(home):
         )
 
 
-@needs_browser
-@needs_book
 def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(first_page_on_phone):
     tables = ".bd-article :is(table.stacks, table.table:has(.verdict))"
     page = first_page_on_phone

@@ -47,23 +47,16 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     leaning = [float(foo[head] - bar[head]) for head in raise_foo + raise_bar[::-1]]
     assert leaning == sorted(leaning, reverse=True) and {*raise_foo, *raise_bar} == {*heads}
     many = xr.DataArray(np.random.default_rng(0).normal(size=(20, 20)), dims=("layer", "head"))
-    assert [len(of) for of in twelve(many, many, many)] == [
-        12,
-        6,
-        6,
-    ]  # both lists alike: the first twelve
+    # both lists alike: the first twelve
+    assert [len(of) for of in twelve(many, many, many)] == [12, 6, 6]
     assert len(twelve(*[many[:2, :2]] * 3)[0]) == 2
 
 
 def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
-    data = single_head_ablations(model, encoded[1], "all", 1)["log_prob_lost"]
-    assert data[:, 0].isnull().all()
-    xr.testing.assert_allclose(
-        data[:, 1:],
-        single_head_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:],
-        rtol=0,
-        atol=1e-12,
-    )
+    data, every = (single_head_ablations(model, encoded[1], "all", first) for first in (1, 0))
+    lost = data["log_prob_lost"]
+    assert lost[:, 0].isnull().all()
+    near(lost[:, 1:], every["log_prob_lost"][:, 1:], atol=1e-12)
 
 
 def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded, words):
@@ -73,21 +66,15 @@ def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded, w
     data = looked_at(model, prompts, heads)
     others = encode([CHANGES["query of the other class"](e.prompt) for e in prompts])
     assert data["selected_head"].values.tolist() == ["1-1", "0-0"]
-    for name, of in (("as it is", prompts), ("query of the other class", others)):
-        expected = label_reads(model, of, heads, ranks=False)
-        assert np.allclose(
-            data["attention"].sel(change=name).transpose("prompt", ...), expected["attention"]
-        )
-    assert np.allclose(data["flipped_log_prob_true"], expected["log_prob_true"])
-    assert np.allclose(data["flipped_log_prob_other"], expected["log_prob_other"])
-    assert np.allclose(
-        data["ov_logit_difference"],
-        label_reads(model, prompts, heads, ranks=False)["ov_logit_difference"],
-    )
-    assert all(
-        other.prompt.true_label != e.prompt.true_label
-        for other, e in zip(others, prompts, strict=True)
-    )
+    as_it_is, flipped = (label_reads(model, of, heads, ranks=False) for of in (prompts, others))
+    for name, expected in (("as it is", as_it_is), ("query of the other class", flipped)):
+        attention = data["attention"].sel(change=name).transpose("prompt", ...)
+        assert np.allclose(attention, expected["attention"])
+    for name in ("log_prob_true", "log_prob_other"):
+        assert np.allclose(data[f"flipped_{name}"], flipped[name])
+    assert np.allclose(data["ov_logit_difference"], as_it_is["ov_logit_difference"])
+    labels = [[e.prompt.true_label for e in of] for of in (prompts, others)]
+    assert all(map(str.__ne__, *labels))
 
 
 def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded, words):
@@ -99,17 +86,15 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
             slow = Reference(model, e.ids)
             at = [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]
             for layer, head in ((0, 1), (1, 0)):
-                own = float(slow.attentions[layer][head, at].sum())
+                own = remedied_sum = float(slow.attentions[layer][head, at].sum())
                 one = data.sel(change=name, selected_head=f"{layer}-{head}").isel(prompt=i)
                 near(one.sel(remedy="none"), own, atol=1e-7)
-                if name == "one true fewer":
-                    near(one.sel(remedy="remedy"), own, atol=1e-7)
-            if name == "TFFT":  # the first layer, whose input the remedy leaves as it is
-                free = free_weights(slow.by_hand, slow.run, 0)[1, at].sum()
-                mixed = (slow.attentions[0][1, at].sum() + free) / 2
-                near(
-                    data.sel(change=name, selected_head="0-1", remedy="remedy")[i], mixed, atol=1e-7
-                )
+                if name == "TFFT":
+                    free = free_weights(slow.by_hand, slow.run, layer)[head, at].sum()
+                    remedied_sum = (own + free) / 2
+                # In other layers the remedy of "TFFT" also changes the input.
+                if layer == 0 or name == "one true fewer":
+                    near(one.sel(remedy="remedy"), remedied_sum, atol=1e-7)
 
 
 def test_sentences_have_no_words_of_the_other_class():
@@ -137,11 +122,8 @@ def test_the_first_heads_of_a_ranking_are_zeroed_on_prompts_that_choose_none(tmp
     evaluated = paper_heads.evaluation(run, paper_heads.N_DOSE)
     heads = {"three": [Head.parse(name) for name in names]}
     zeroed = ablations(run.model, evaluated, heads).sel(head_set="three")
-    near(
-        data["logit_difference"].sel(head_set="3 by ablation"),
-        zeroed["logit_difference"],
-        atol=1e-4,
-    )
+    found = data["logit_difference"].sel(head_set="3 by ablation")
+    near(found, zeroed["logit_difference"], atol=1e-4)
     assert data["block"].min() == paper_heads.n_selection(run.design)
     random = select_random_sets(run.measured("dose"))
     assert random["head_set"].values.tolist() == [f"{n} both in turn" for n in (1, 2, 3, 6, 12)]

@@ -1,6 +1,7 @@
 """The paper's results: their rules can be met and missed, by planted numbers; rows go from a
 chapter to the page."""
 
+import functools
 import itertools
 import math
 
@@ -8,12 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from chapter_runs import evidence_of
+from chapter_runs import evidence_of, shown_chapter
 from conftest import refused
 from tolerances import near
 from twotowers import (
     answers,
-    book,
     claims,
     evidence,
     head_selection,
@@ -24,7 +24,7 @@ from twotowers import (
     tables,
 )
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
-from twotowers.heads import Head, head_coordinates
+from twotowers.heads import head_coordinates
 from twotowers.paper_results import BALANCED, Result
 from twotowers.paths import data_folder
 
@@ -33,21 +33,17 @@ def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
     assert {*claims.WITHOUT_MODEL} <= {*claims.paper_results()}
 
 
+OTHERS = """section 6.2; chat model; word prompts; sentence prompts; twelve heads;
+  appendix E, sum; appendix E, toy example; appendix E, order; appendix E, parts of a head;
+  appendix E, neurons; appendix E, coefficients;
+  authors' notebooks, gpt2-large; authors' notebooks, llama-7b"""
+
+
 def test_every_result_of_both_versions_has_its_line():
     every = claims.paper_results()
-    first = (
-        [f"figure {i}" for i in range(2, 28)]
-        + [f"table {i}" for i in (1, 2, 3)]
-        + ["section 6.2", "chat model", "word prompts", "sentence prompts"]
-    )
-    first += [
-        f"appendix E, {name}"
-        for name in ("sum", "toy example", "order", "parts of a head", "neurons", "coefficients")
-    ]
-    second = ["twelve heads", *(f"EMNLP table {i}" for i in range(3, 9))]
-    assert sorted(every) == sorted(
-        [*first, *second, "authors' notebooks, gpt2-large", "authors' notebooks, llama-7b"]
-    )
+    names = [f"figure {i}" for i in range(2, 28)] + [f"table {i}" for i in range(1, 4)]
+    names += [f"EMNLP table {i}" for i in range(3, 9)]
+    assert {*every} == {*names, *map(str.strip, OTHERS.split(";"))}
     for result in every.values():  # each is judged by a rule, or has a reason
         rule = (result.measure, result.agrees, result.part, result.rule, result.chapter)
         reason = result.not_run or result.no_verdict
@@ -103,16 +99,10 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
         "chat": SHARE.model_copy(update={"not_run": "it has no model"}),
     }
     monkeypatch.setattr(claims, "paper_results", lambda: of)
-    shown = []
-    monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
-    chapter = book.open({"model": "smollm2-135m"})
+    chapter, shown = shown_chapter(monkeypatch)
     chapter.left_out["x<y"] = "it cannot"
-    found = {
-        "smollm2-135m": Result(
-            0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96, 0.96, 0.96, 0.5]
-        ),
-        "opposite": Result(0.0, "0 of 25 heads"),
-    }
+    of_model = Result(0.96, "24 of 25 <heads>", [0.5] * 99 + [1.0], [0.96] * 3 + [0.5])
+    found = {"smollm2-135m": of_model, "opposite": Result(0.0, "0 of 25 heads")}
     chapter.compare_with_paper(SHARE.id, "4.1", found)
     numbers = "0.96; random lists 0.51, 1% of 100 from other key-value groups reach it; 75%"
     numbers += " of resamples. 24 of 25 &lt;heads&gt;"
@@ -122,11 +112,8 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
     chapter.close()
     rows = evidence.read(folder, claims.paper_results())
-    assert dict(zip(rows["model"], rows["verdict"], strict=True)) == {
-        "smollm2-135m": AGREES,
-        "opposite": DISAGREES,
-        "x<y": NOT_TESTABLE,
-    }
+    verdicts = {"smollm2-135m": AGREES, "opposite": DISAGREES, "x<y": NOT_TESTABLE}
+    assert rows.set_index("model")["verdict"].to_dict() == verdicts
     assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
     assert evidence.read(folder).empty
     refused("unknown result 'a sum'", chapter.compare_with_paper, "a sum", "4.1", {})
@@ -230,32 +217,31 @@ def test_a_number_without_a_rule_has_no_verdict_and_a_reason():
     assert "stability" not in row and "exceedance" not in row
 
 
+LAYERS_AND_HEADS = ("prompt", "layer", "head")
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_a_list_stands_beside_other_heads_of_its_layers(named):
     """Two planted heads of layer 1 stand out; a head that is not measured is not drawn."""
-    rng, heads = np.random.default_rng(1), [(1, 0), (1, 1)]
+    rng = np.random.default_rng(1)
     values = xr.DataArray(
-        rng.uniform(0, 1, (8, 2, 6)),
-        dims=("prompt", "layer", "head"),
-        coords={"layer": [0, 1], "head": range(6)},
+        rng.uniform(0, 1, (8, 2, 6)), {"layer": [0, 1], "head": range(6)}, LAYERS_AND_HEADS
     )
     values[:, 1, :2] += 2
-    data = values.to_dataset(name="x").assign_attrs(
-        layers=values.sizes["layer"], heads=6, key_value_heads=3
-    )
     by_prompt = values.stack(selected_head=("layer", "head")).transpose("prompt", ...)
     coordinates = head_coordinates(by_prompt.selected_head.values.tolist())
     by_prompt = by_prompt.drop_vars(["selected_head", "layer", "head"]).assign_coords(coordinates)
     by_prompt = by_prompt.isel(selected_head=slice(None, -1) if named else slice(None))
     every = (by_prompt if named else values).mean("prompt")
-    sizes, listed = data.attrs, [*map(str, map(Head._make, heads))]
-    found = paper_results.compare(
-        lambda x: x.mean("selected_head"),
+    sizes = {"layers": 2, "heads": 6, "key_value_heads": 3}
+    compare = functools.partial(
+        paper_results.compare, lambda x: x.mean("selected_head"), sizes=sizes
+    )
+    found = compare(
         by_prompt,
         lambda x: ", ".join(x.selected_head.values),
-        heads=listed,
+        heads=["1-0", "1-1"],
         every_head=None if named else every,
-        sizes=sizes,
     )
     rest = values.mean("prompt")[1, 2 : 5 if named else 6].values
     pairs = sorted({(a + b) / 2 for a, b in itertools.combinations(rest, 2)})
@@ -263,28 +249,18 @@ def test_a_list_stands_beside_other_heads_of_its_layers(named):
     assert np.allclose(sorted(found.random), pairs)
     assert found.resampled.shape == (1000,)
     assert abs(float(found.resampled.mean()) - found.value) < 0.02
-    one = paper_results.compare(
-        lambda x: x.mean("selected_head"), every, "", heads=["1-0"], sizes=sizes
-    )
+    one = compare(every, "", heads=["1-0"])
     assert one.random.size == 10 - named  # of both layers, without its key-value group
     assert one.resampled is None
-    some = paper_results.compare(
-        lambda x: x.mean("selected_head"), every, "", heads=["1-0"], others=["0-3"], sizes=sizes
-    )
+    some = compare(every, "", heads=["1-0"], others=["0-3"])
     assert np.allclose(some.random, values.mean("prompt")[0, 3])
 
 
 def test_sets_without_random_ones_keep_their_values_in_the_control():
-    answers = xr.DataArray(
-        [[1.0, 1, 1, 1], [1, 0, 0, 1]],
-        dims=("head_set", "prompt"),
-        coords={"head_set": ["none", "twelve"]},
-    )
-    random = xr.DataArray(
-        [[[1.0, 1, 1, 1], [1, 1, 1, 0]]],
-        dims=("head_set", "random_set", "prompt"),
-        coords={"head_set": ["twelve"]},
-    )
+    sets = {"head_set": ["none", "twelve"]}
+    answers = xr.DataArray([[1.0, 1, 1, 1], [1, 0, 0, 1]], sets, ("head_set", "prompt"))
+    drawn = xr.DataArray([[1.0, 1, 1, 1], [1, 1, 1, 0]], dims=("random_set", "prompt"))
+    random = drawn.expand_dims(head_set=["twelve"])
     found = paper_results.compare(
         lambda x: 1 - x.sel(head_set="twelve") / x.sel(head_set="none"), answers, "", control=random
     )
@@ -294,9 +270,7 @@ def test_sets_without_random_ones_keep_their_values_in_the_control():
 
 def test_a_list_stands_beside_shuffled_ones():
     increase = xr.DataArray(
-        [[[3.0, 2, 0], [0, 0, 4]]] * 2,
-        dims=("prompt", "layer", "head"),
-        coords={"layer": [0, 1], "head": range(3)},
+        [[[3.0, 2, 0], [0, 0, 4]]] * 2, {"layer": [0, 1], "head": range(3)}, LAYERS_AND_HEADS
     )
     lists = {"one": increase, "other": increase}
     found = paper_results.compare_lists(

@@ -8,8 +8,8 @@ the second on blocks.
 import numpy as np
 import pytest
 import xarray as xr
-from chapter_runs import functions_of
-from twotowers import book, claims, paper_results
+from chapter_runs import functions_of, shown_chapter
+from twotowers import claims, paper_results
 from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE
 from twotowers.heads import Head
 from twotowers.judged_model import JudgedModel
@@ -18,6 +18,8 @@ from twotowers.paper_results import BALANCED, LABELS, Result, Solved
 NEAR_IS_TRUE = [True, True, False, False]  # in BALANCED
 FOO_IS_TRUE = [True, False, True, False]
 KINDS = {"compares": [True] * 4, "position": NEAR_IS_TRUE, "word": FOO_IS_TRUE}
+CHAPTER_4 = functions_of("04-attention-weights")
+share_of_twice = CHAPTER_4["share_with_twice_the_attention"]
 
 
 def attention_of(kind):
@@ -31,11 +33,6 @@ def attention_of(kind):
 def answers_of(kind):
     nats = np.where(KINDS[kind], 1.0, -1.0)[:, None] * np.ones(20)
     return xr.Dataset({"logit_difference": (("change", "prompt"), nats)}, {"change": BALANCED})
-
-
-def share_of_twice(attention):
-    true, false = (attention.sel(label=label) for label in LABELS)
-    return (true >= 2 * false).mean("selected_head")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,28 +95,17 @@ def with_one_fewer(ds):
 
 def second_verdicts(ds, monkeypatch):
     """The second verdicts on three results of the paper, judged by the functions of chapters."""
-    monkeypatch.setattr(book, "display", lambda part: None)
-    chapter = book.open({"model": "smollm2-135m"})
+    chapter, _ = shown_chapter(monkeypatch)
     chapter.models = {"m": JudgedModel(chapter, "m", ds)}
-    sums_by_label, share_of_twice, lost, softmax_alone, share_beyond = (
-        functions_of(stem)[name]
-        for stem, name in (
-            ("04-attention-weights", "sums_by_label"),
-            ("04-attention-weights", "share_with_twice_the_attention"),
-            ("05-imbalanced-and-reordered", "lost"),
-            ("05-imbalanced-and-reordered", "softmax_alone"),
-            ("05-imbalanced-and-reordered", "share_beyond"),
-        )
-    )
-    fewer = with_one_fewer(ds)
-    beyond = lost(fewer) - softmax_alone(fewer)
+    chapter_5, fewer = functions_of("05-imbalanced-and-reordered"), with_one_fewer(ds)
+    beyond = chapter_5["lost"](fewer) - chapter_5["softmax_alone"](fewer)
     plain = fewer.attention_true.sel(condition="plain", drop=True)
     losses = xr.Dataset({"beyond": beyond, "plain": plain}).to_dataarray("part")
     heads = {"m": LISTED}
     second = {
         "word prompts": Solved({"m": ds.logit_difference > 0}, lambda is_right: is_right),
-        "figure 6": Solved({"m": sums_by_label(ds)}, share_of_twice, heads),
-        "figure 8": Solved({"m": losses}, share_beyond, heads),
+        "figure 6": Solved({"m": CHAPTER_4["sums_by_label"](ds)}, share_of_twice, heads),
+        "figure 8": Solved({"m": losses}, chapter_5["share_beyond"], heads),
     }
     for name, solved in second.items():
         chapter.compare_with_paper(name, "", {"m": Result(1.0, "")}, solved=solved)

@@ -6,18 +6,14 @@ from tags import Page
 from twotowers import files, pages, tables
 from twotowers.tables import shown_name
 
-FIVE = list(tables.shown_names())
+NAMES = tables.shown_names()
 
 
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
-    assert {*files.precomputed_models(), "mini-gpt2"} <= {*FIVE} and len(
-        {*tables.shown_names().values()}
-    ) == len(FIVE)
-    assert (
-        shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6"
-        and shown_name("my/smollm2-135m") == "my/smollm2-135m"
-    )
-    assert shown_name("smollm2-135m-mine: x") == "smollm2-135m-mine: x" and shown_name("") == ""
+    assert {*files.precomputed_models(), "mini-gpt2"} <= {*NAMES}
+    assert len({*NAMES.values()}) == len(NAMES)
+    for text in ("my/smollm2-135m", "smollm2-135m-mine: x", ""):
+        assert shown_name(text) == text
 
 
 def test_no_text_of_a_table_or_of_a_note_is_markup(monkeypatch):
@@ -28,7 +24,6 @@ def test_no_text_of_a_table_or_of_a_note_is_markup(monkeypatch):
 
 
 def test_no_table_says_minus_nothing():
-    html = pages.shown(
-        pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]}), precision=2
-    ).to_html()
+    table = pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]})
+    html = pages.shown(table, precision=2).to_html()
     assert ">0.00<" in html and ">-0.20<" in html and ">1<" in html and "-0.00" not in html

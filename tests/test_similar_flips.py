@@ -52,15 +52,19 @@ def test_a_quad_has_the_largest_contrast_that_ranks_and_tokens_allow():
     assert len({word for quad in twice for word in quad}) == 4 * len(twice) == 12
 
 
+def exchanged(prompt):
+    """Texts of the query's class with the other label."""
+    shown = prompt.demonstrations
+    return [d.text for d in shown if d.cls == "a" and d.label != prompt.true_label]
+
+
 def test_the_prompts_of_a_quad_differ_in_query_exchanged_label_and_assignment():
     eight = prompts()
     for first, second in zip(eight[::2], eight[1::2], strict=True):
         assert (first.query, second.query) == ("a0", "a1")
         assert first.demonstrations == second.demonstrations
-        flipped = [
-            d.text for d in first.demonstrations if d.cls == "a" and first.true_label != d.label
-        ]
-        assert flipped in (["a2"], ["a3"])
+        (flipped,) = exchanged(first)
+        assert flipped in ("a2", "a3")
         assert Counter(d.cls for d in first.demonstrations) == {"a": 3, "b": 3}
         assert first.block == 0 and len({d.text for d in first.demonstrations}) == 6
         others = {d.label for d in first.demonstrations if d.cls == "b"}
@@ -124,8 +128,5 @@ def test_quads_are_chosen_by_the_mean_score_of_the_heads():
     first, second, like, _ = quads_of(of_classes["a"], np.ones(6), 1)[0]
     texts = tiny_blocks.TEXTS["a"]
     assert [e.prompt.query for e in encoded[:2]] == [texts[first], texts[second]]
-    flipped = [
-        d.text for d in encoded[0].prompt.demonstrations if d.label == "bar" and d.cls == "a"
-    ]
-    assert flipped == [texts[like]]
+    assert exchanged(encoded[0].prompt) == [texts[like]]
     refused("no class has two words", quads_of_classes, DESIGN, data, [Head(0, 1)])

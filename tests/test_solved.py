@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import xarray as xr
-from chapter_runs import functions_of
-from twotowers import book, claims, evidence, head_selection
+from chapter_runs import functions_of, shown_chapter
+from twotowers import claims, evidence, head_selection
 from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE, ON_PAPER, ON_SOLVED
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
 from twotowers.paper_results import LABELS, Result, Solved, compare_lists
 
 RULES = claims.solved_rules()
+SHARE_OF_TWICE = functions_of("04-attention-weights")["share_with_twice_the_attention"]
 
 
 def test_every_judged_result_has_a_rule_or_a_reason():
@@ -27,9 +28,7 @@ def test_every_judged_result_has_a_rule_or_a_reason():
 @pytest.fixture
 def chapter(monkeypatch):
     """A chapter with three models, of which the last does not learn the task."""
-    shown = []
-    monkeypatch.setattr(book, "display", lambda part: shown.append(part.data))
-    chapter = book.open({"model": "smollm2-135m"})
+    chapter, chapter.shown = shown_chapter(monkeypatch)
 
     def fails():
         raise NotTestable("does not learn the task: accuracy 50%")
@@ -39,7 +38,6 @@ def chapter(monkeypatch):
         return SimpleNamespace(check_learned=check, heads=SimpleNamespace(attrs=sizes))
 
     chapter.models = {"a": model(lambda: None), "b": model(lambda: None), "c": model(fails)}
-    chapter.shown = shown
     return chapter
 
 
@@ -50,14 +48,11 @@ def test_a_result_has_two_verdicts_and_a_model_that_fails_the_task_has_one(chapt
     attention[0, :, 1, :3] = 0.3
     listed = [Head(1, 0), Head(1, 1), Head(1, 2)]
 
-    def share_of_twice(x):
-        return (x.sel(label=LABELS[0]) >= 2 * x.sel(label=LABELS[1])).mean("selected_head")
-
     on_blocks = {"a": attention, "b": attention.isel(label=[1, 1]).assign_coords(label=LABELS)}
     on_blocks |= {"c": attention}
     chapter.compare_with_paper(
         "figure 6", "4.1", first,
-        solved=Solved(on_blocks, share_of_twice, heads=dict.fromkeys("abc", listed),
+        solved=Solved(on_blocks, SHARE_OF_TWICE, heads=dict.fromkeys("abc", listed),
                       words=lambda x: f"{x.sizes['selected_head']} heads"))  # fmt: skip
     second = {row.model: row for row in chapter.rows if row.prompt_set == ON_SOLVED}
     assert "d" not in second  # not measured on blocks
@@ -129,8 +124,7 @@ def attention(true, false):
 
 
 def test_statistics_of_chapters_by_hand():
-    share = functions_of("04-attention-weights")["share_with_twice_the_attention"]
-    assert float(share(attention([0.4, 0.4], [0.2, 0.3]))) == 0.5
+    assert float(SHARE_OF_TWICE(attention([0.4, 0.4], [0.2, 0.3]))) == 0.5
     names = functions_of("01-locate")
     increase = xr.DataArray(np.zeros((4, 4, 2)), dims=("prompt", "layer", "head"))
     increase[:, 3], increase[:, 0, 0] = 1.0, 0.5

@@ -2,11 +2,10 @@
 
 import numpy as np
 import opening_page
-import pandas as pd
 import pytest
 import story
 import test_opening_page
-from twotowers import claims, matrices
+from twotowers import matrices
 
 rows, write_chart = test_opening_page.rows, test_opening_page.write_chart
 
@@ -51,8 +50,7 @@ def test_the_matrix_has_its_mean_in_each_block_beside_it(rows, tmp_path, monkeyp
     assert found.values * step == pytest.approx(scores[3:, 3:], abs=step)
     drawn = []
     monkeypatch.setattr(matrices, "pack", lambda table, *of: drawn.append((table, *of)) or packed)
-    judged = pd.DataFrame({"claim": ["same-word"], "verdict": [claims.HOLDS], "model": ["b"]})
-    html = story.matrix(tmp_path, judged)
+    html = story.matrix(tmp_path, test_opening_page.SAME_WORD)
     means, *of = drawn[1]
     assert means[:3, 3:] == pytest.approx(np.full((3, 3), found.values[:3, 3:].mean()))
     assert of[-1] == packed["limit"]  # both pictures have the same colours

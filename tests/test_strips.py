@@ -22,6 +22,9 @@ CLAIM = Claim(
 )  # fmt: skip
 
 
+HELD = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0)
+
+
 def judged(*values, random=None):
     """One row a value, judged by the rule of RESULT."""
     return [
@@ -71,14 +74,12 @@ def test_a_strip_says_how_many_prompts():
     assert "184 prompts of counterbalanced blocks, 40 to 1,200 prompts in the paper's p" in html
     assert re.findall(r"n&nbsp;=&nbsp;([\d,]+)", html) == ["40", "1,200"]  # these differ
     assert "In each model" not in strips.strip(RESULT, [unknown])
-    claim = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0, prompts=16)
-    html = strips.strip(CLAIM, [replace(claim, observations="classes")])
+    html = strips.strip(CLAIM, [replace(HELD, prompts=16, observations="classes")])
     assert "In each model: 16 classes." in html
 
 
 def test_a_claim_is_answered_by_its_verdicts():
-    row = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0)
-    rows = [row, replace(row, verdict=claims.ABSENT), row]
+    rows = [HELD, replace(HELD, verdict=claims.ABSENT), HELD]
     assert strips.headline(rows) == "Holds in 2 of 3 models, absent in 1."
 
 
@@ -86,7 +87,7 @@ def test_a_claim_is_answered_by_its_verdicts():
     "control, words", [("random sets", "random sets of heads"), ("random forms", "random forms")]
 )
 def test_the_key_names_the_control(control, words):
-    row = EvidenceRow("claimed", "m", claims.HOLDS, "", "", "4", effect=1.0, control=0.1)
+    row = replace(HELD, control=0.1)
     html = strips.strip(CLAIM.model_copy(update={"control": control}), [row])
     assert f"mean of {words}<" in html or f"mean of {words} " in html
 
@@ -188,8 +189,7 @@ def test_what_all_models_share_is_told_once():
 
 
 def test_a_bound_far_from_all_other_numbers_is_off_the_axis_with_an_arrow():
-    near_bounds = [EvidenceRow("claimed", m, claims.HOLDS, "", "", "4", effect=1.0, effect_low=0.5,
-                               effect_high=2.0) for m in "ab"]  # fmt: skip
+    near_bounds = [replace(HELD, model=m, effect_low=0.5, effect_high=2.0) for m in "ab"]
     far = replace(near_bounds[0], model="c", words="far", effect_high=150.0)
     picture = strips.strip(CLAIM, [*near_bounds, far])
     assert picture.count('class="beyond"') == 1 and "beyond the axis" in picture

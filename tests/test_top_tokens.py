@@ -15,9 +15,8 @@ from towerlab_experiments.label_reads import RELATIONS, relations_of, top_tokens
 from twotowers.files import load
 from twotowers.heads import Head
 
-LEXICON = Lexicon(
-    tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY))
-)
+WORDS = tuple(f"word{i}" for i in range(VOCABULARY))
+LEXICON = Lexicon(WORDS, WORDS)
 CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
 
 
@@ -92,22 +91,14 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     result = top_tokens(model, encoded, [Head(1, 0)])
     assert (result["token"] == foo).any("rank").all()
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
-        tokens, codes = (
-            result[name].transpose("prompt", ..., "rank").values for name in (what, variable)
-        )
-        dims = result[what].transpose("prompt", ..., "rank").dims
+        tokens, codes = (result[name].transpose("prompt", ..., "rank") for name in (what, variable))
         for at in np.ndindex(tokens.shape):
-            e, place = (
-                encoded[at[0]],
-                at[dims.index("demonstration")] if "demonstration" in dims else -1,
-            )
-            words = {
-                f"word{token}": label for label, token in e.label_ids.items()
-            }  # labels are known by their tokens
-            expected = relations_of(e.prompt, place, CLASSES).get(
-                words.get(tokens[at], tokens[at]), RELATIONS.index("none")
-            )
-            assert codes[at] == expected
+            e, place = encoded[at[0]], dict(zip(tokens.dims, at, strict=True))
+            # labels are known by their tokens
+            words = {f"word{token}": label for label, token in e.label_ids.items()}
+            word = words.get(tokens.values[at], tokens.values[at])
+            relations = relations_of(e.prompt, place.get("demonstration", -1), CLASSES)
+            assert codes.values[at] == relations.get(word, RELATIONS.index("none"))
     assert {"own text", "own class", "other class"} <= {
         RELATIONS[c] for c in np.unique(result["relation"])
     }

@@ -7,11 +7,10 @@ from towerlab.prompts.blocks import draw_blocks, prompt_coordinates
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.settings import Template
 
+CLASSES = {"bar": "sentiment", "foo": "number"}
+SHOWN = {"love": "bar", "two": "foo", "like": "bar", "six": "foo"}
 PROMPT = Prompt(
-    tuple(Demonstration(t, lab, c) for t, lab,
-          c in (("love", "bar", "sentiment"), ("two", "foo", "number"),
-                                                     ("like", "bar", "sentiment"),
-                ("six", "foo", "number"))),
+    [Demonstration(text, label, CLASSES[label]) for text, label in SHOWN.items()],
     "one", "foo", ("foo", "bar"), "number", "sentiment/number", block=7,
 )  # fmt: skip
 
@@ -21,17 +20,12 @@ def texts(prompt):
 
 
 def test_by_hand():
-    assert texts(variants.one_fewer(PROMPT)) == ["love", "two", "like"]
     assert texts(variants.one_fewer(PROMPT, kind=False)) == ["love", "two", "six"]
-    assert texts(variants.in_order(PROMPT, "FFTT")) == ["love", "like", "two", "six"]
     assert variants.patterns(PROMPT) == ["TTFF", "TFTF", "TFFT", "FTTF", "FTFT", "FFTT"]
     other = variants.with_query(PROMPT, "hate", "sentiment")
     assert (other.query, other.query_class, other.true_label) == ("hate", "sentiment", "bar")
     swapped = variants.exchanged_labels(PROMPT)
-    assert [d.label for d in swapped.demonstrations] == [
-        "foo",
-        "bar",
-    ] * 2 and swapped.true_label == "bar"
+    assert [d.label for d in swapped.demonstrations] == ["foo", "bar"] * 2
     assert variants.exchanged_labels(swapped) == PROMPT and swapped.block == 7
 
 
@@ -39,15 +33,8 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     prompts = draw_blocks(6, Template(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
     variants_of = variants.factorial(prompts, variants.patterns(prompts[0]))
     columns = prompt_coordinates(variants_of)
-    cells = Counter(
-        zip(
-            *(
-                columns[name][1].tolist()
-                for name in ("block", "order", "true_first", "query_class")
-            ),
-            strict=True,
-        )
-    )
+    factors = [columns[name][1] for name in ("block", "order", "true_first", "query_class")]
+    cells = Counter(zip(*factors, strict=True))
     assert len(variants_of) == 6 * 24 and set(cells.values()) == {1} and len(cells) == 144
     for prompt in variants_of:
         labels = {d.cls: d.label for d in prompt.demonstrations}

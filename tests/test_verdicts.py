@@ -13,51 +13,27 @@ from twotowers.settings import Settings
 
 from benchmarks import verdicts
 
-FEW = {
-    "evaluation_blocks": "2",
-    "selection_blocks": "2",
-    "k": "1",
-    "separator": "space",
-    "seed": "1",
-    "prompts": "2",
-}
+BLOCKS = "evaluation_blocks=2 selection_blocks=2 k=1 separator=space seed=1 prompts=2"
+FEW = dict(word.split("=") for word in BLOCKS.split())
 
 
 def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(
     tmp_path,
 ):
-    rows = pd.DataFrame(
-        [
-            ("learned", "holds"),
-            ("query-text", "absent"),
-            ("push-back", claims.NOT_TESTABLE),
-            ("headline", "undecided"),
-        ],
-        columns=["claim", "verdict"],
-    )
-    table = verdicts.beside_predictions(rows)
-    assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    missed = [
-        (1 - p) ** 2 if hit else p**2
-        for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)
-    ]
-    assert (
-        verdicts.brier(table) == pytest.approx(sum(missed) / 2)
-        and verdicts.base_rate(table) == 1 / 4
-    )
+    ids = "learned", "query-text", "push-back", "headline"
+    found = "holds", "absent", claims.NOT_TESTABLE, "undecided"
+    table = verdicts.beside_predictions(pd.DataFrame({"claim": ids, "verdict": found}))
+    hit, missed = table["probability"][:2]
+    assert table["hit"].tolist()[:2] == [True, False] and table["hit"][2:].isna().all()
+    assert verdicts.brier(table) == pytest.approx(((1 - hit) ** 2 + missed**2) / 2)
+    assert verdicts.base_rate(table) == 1 / 4
     assert table["predicted"][3] == "undecided"  # of the rule before: no test
 
 
 def test_chapters_are_those_that_judge_with_what_they_read():
-    assert {"selection", "heads", "query_key_vectors"} <= set(
-        verdicts.chapters()["04-attention-weights"]
-    )
-    assert not {"intro", "scorecard"} & verdicts.chapters().keys()
+    chapters = verdicts.chapters()
+    assert {"selection", "heads", "query_key_vectors"} <= {*chapters["04-attention-weights"]}
+    assert not {"intro", "scorecard"} & chapters.keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
     refused("unknown chapter '99'", verdicts.chapters, ["4", "99"])
 
@@ -73,9 +49,7 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
     assert "not testable, too few class pairs to tell whether it learns" in output.out
     assert str(verdicts.folder(run) / "verdicts.csv") in output.out
-    assert set(rows["claim"]) == {
-        name for name, claim in claims.claims().items() if claim.chapter == "4"
-    }
+    assert {*rows["claim"]} == {name for name, of in claims.claims().items() if of.chapter == "4"}
     shutil.copy(data_folder() / "seeds.csv", tmp_path)
     monkeypatch.setattr(verdicts, "data_folder", lambda: tmp_path)
     for _ in range(2):

@@ -78,7 +78,7 @@ def kind(request):
 
 def test_similarities_are_those_of_single_prompts(kind, float64):
     model, some = tiny(kind), contexts()
-    heads = [Head(layer, head) for layer, head in np.ndindex(model.n_layers, model.n_heads)]
+    heads = model.all_heads
     data = word_towers(model, some, tower_vectors(model, some), {"all": heads}, {"a/b": heads[:2]})
     by_hand, words = Formulas(model.hf), some[0].words
     queries, keys, distances = defaultdict(list), defaultdict(list), Counter()
@@ -117,7 +117,7 @@ def test_similarities_are_those_of_single_prompts(kind, float64):
 def test_the_properties_are_those_of_the_similarities(float64):
     """Of several class pairs: what is kept of a head in steps has nearly its exact properties."""
     model, some = tiny("llama"), contexts(PAIRS)
-    heads = [Head(layer, head) for layer, head in np.ndindex(model.n_layers, model.n_heads)]
+    heads = model.all_heads
     data = word_towers(model, some, tower_vectors(model, some), {"all": heads}, {})
     similarity = (data.similarity * data.similarity_step).values
     for i, head in enumerate(heads):
@@ -142,11 +142,9 @@ def test_the_properties_are_those_of_the_similarities(float64):
     assert data.pair_class.values.tolist() == [*"a" * 10, *"b" * 20, *"a" * 10]
     embeddings = model.hf.get_input_embeddings().weight
     ids = {e.prompt.query: e.ids[e.query_span[0]] for e in some[0].halves[0]}
-    first, second = (
-        embeddings[[ids[word] for word in data[name].values]]
-        for name in ("first_word", "second_word")
-    )
-    cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
+    ends = (data.first_word, data.second_word)
+    both = [embeddings[[ids[word] for word in names.values]] for names in ends]
+    cosine = torch.nn.functional.cosine_similarity(*both, dim=-1)
     near(data.embedding_similarity, cosine, atol=1e-12)
 
 
@@ -187,17 +185,12 @@ def test_statistics_are_those_of_loops():
             for v in range(14)
         ]
         for c, own in enumerate(classes):
-            other = classes[1 - c]
-            effect = np.mean([square[w, v] for w in own for v in own if w != v])
-            effect -= np.mean([square[w, v] for w in own for v in other])
+            other, pairs = classes[1 - c], [*permutations(own, 2)]
+            effect = np.mean([square[pair] for pair in pairs])
+            effect -= np.mean([square[pair] for pair in product(own, other)])
             near(got_effects[c], effect)
-            above = [
-                square[w, v] - attraction[v] > square[w, u] - attraction[u]
-                for w in own
-                for v in own
-                if v != w
-                for u in other
-            ]
+            free = square - attraction
+            above = [free[w, v] > free[w, u] for (w, v), u in product(pairs, other)]
             near(got_auc[c], np.mean(above))
 
 
@@ -222,9 +215,8 @@ def test_random_forms_have_the_singular_values_of_the_head(float64):
 
 def test_random_forms_compare_inputs(float64):
     """A form that keeps all dimensions with one weight orders words as the inputs' products do."""
-    model, some = tiny("gpt2"), contexts()
-    vectors = tower_vectors(model, some)
-    data = word_towers(model, some, vectors, {"one": [Head(2, 0)]}, {"a/b": [Head(2, 0)]})
+    model, some, one = tiny("gpt2"), contexts(), [Head(2, 0)]
+    data = word_towers(model, some, tower_vectors(model, some), {"one": one}, {"a/b": one})
     forms = data.random_form_auc.values
     assert forms.shape == (20, 2) and ((forms >= 0) & (forms <= 1)).all()
     assert len(np.unique(forms[:, 0])) > 5

@@ -33,10 +33,15 @@ display(Markdown(f"| {pages.markdown_text(NAME)} | *b* |\\n| --- | --- |"))
 
 WITHOUT = """import re
 MARK = re.compile("(?!)")
-set_address = write_image = add_scripts = write_data = add_scripts = lambda *_: None
+set_address = write_image = add_scripts = write_data = lambda *_: None
 """
 """In place of the first screen, the playground and the explorer: they load torch twice a build, and
 these pages have none"""
+
+
+FOLDERS = "book/_ext book/_page data/words data/sentences data/models/mini-gpt2"
+FILES = """Snakefile _config.yml data/published.csv data/claims.csv data/figures.csv data/solved.csv
+  data/versions.csv data/variables.csv data/models/names.csv"""
 
 
 def notebook(path, *cells, **about):
@@ -54,27 +59,11 @@ def notebook(path, *cells, **about):
 
 def make(home):
     """The book's folder."""
-    for name in (
-        "book/_ext",
-        "book/_page",
-        "data/words",
-        "data/sentences",
-        "data/models/mini-gpt2",
-    ):
+    for name in FOLDERS.split():
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("opening_page", "verdict_map", "story", "playground_page", "explorer"):
         (home / f"book/_ext/{name}.py").write_text(WITHOUT)
-    for name in (
-        "Snakefile",
-        "_config.yml",
-        "data/published.csv",
-        "data/claims.csv",
-        "data/figures.csv",
-        "data/solved.csv",
-        "data/versions.csv",
-        "data/variables.csv",
-        "data/models/names.csv",
-    ):
+    for name in FILES.split():
         shutil.copy(ROOT / name, home / name)
     (home / "_toc.yml").write_text(
         "format: jb-book\nroot: book/intro\n"
