@@ -28,9 +28,8 @@ HTML = ROOT / "_build/html"
 needs_book = pytest.mark.skipif(
     not (HTML / "index.html").is_file(), reason="a built book: make book"
 )
-AXE = (
-    Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
-)  # Deque's rules for accessibility
+# Deque's rules for accessibility
+AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).with_name("axe.min.js")
 BROKEN_RULES = """async () =>
   (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
   .map(rule => `${rule.id} (${rule.nodes.length} places): ${rule.nodes[0].html.slice(0, 200)}`)"""

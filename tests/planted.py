@@ -53,9 +53,8 @@ def relay_and_suppressor():
                     else:
                         maps[source, column] = strength
             maps[value, 2 * width + head * d_head] = 1
-            out[head * d_head, [to, BALANCE]] = torch.tensor(
-                [size, -size], dtype=torch.float64
-            )  # the norm's mean stays
+            column = out[head * d_head]
+            column[to], column[BALANCE] = size, -size  # the norm's mean stays
 
         for head, back in ((0, 2), (1, 1)):
             at = [(POSITION + i, i, 12.0) for i in range(16)]

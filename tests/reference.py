@@ -22,17 +22,14 @@ class Reference:
 
     def __init__(self, model: Model, ids):
         self.model, self.by_hand = model, Formulas(model.hf)
-        if (
-            path := model.architecture.rotary
-        ):  # the model's own, which is float32 whatever its dtype
-            both = model.hf.get_submodule(path)(
-                torch.empty(0, dtype=torch.float64), torch.arange(len(ids))[None]
-            )
+        if path := model.architecture.rotary:
+            # the model's own, which is float32 whatever its dtype
+            rotary, wide = model.hf.get_submodule(path), torch.empty(0, dtype=torch.float64)
+            both = rotary(wide, torch.arange(len(ids))[None])
             self.by_hand.rotary = [x[0, :, : x.shape[-1] // 2].numpy() for x in both]
         self.run = run = self.by_hand.run(ids)
-        self.attentions = tensors(
-            weights[:, -1] for weights in run.weights
-        )  # per layer (head, position)
+        # per layer (head, position)
+        self.attentions = tensors(weights[:, -1] for weights in run.weights)
         self.resid_pre = tensors(stream[-1] for stream in run.resid)
         self.attention, self.ffn, self.coefficients = map(
             tensors, (run.attention, run.ffn, run.neurons)

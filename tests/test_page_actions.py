@@ -79,10 +79,8 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
     home, first_page
 ):
     with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
-        assert (
-            page.locator(".opening-says").is_visible()
-            and not page.locator(".opening-buttons").is_visible()
-        )
+        assert page.locator(".opening-says").is_visible()
+        assert not page.locator(".opening-buttons").is_visible()
         lines = page.locator(".opening-live noscript li")
         assert lines.count() == 3 and lines.first.is_visible()
         computed = [re.findall(r"(\w+) (\d+%)", line) for line in lines.all_text_contents()]
@@ -107,10 +105,8 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
         "(text) => document.querySelector('.opening-says').textContent === text", arg=static["text"]
     )
     again = page.evaluate(SHOWN)
-    assert (
-        again["parts"] == pytest.approx(static["parts"], abs=2e-5)
-        and again["rows"] == static["rows"]
-    )
+    assert again["parts"] == pytest.approx(static["parts"], abs=2e-5)
+    assert again["rows"] == static["rows"]
     assert broken_rules(page) == []
 
 
@@ -145,9 +141,8 @@ def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(hom
         page.wait_for_function(DRAWN)
         head, line = page.evaluate(PICK), page.locator(".picked-head")
         assert f"Head {head} of " in line.text_content()
-        assert (
-            page.locator('[data-name="fig-12-1"] .picked').count() == 2
-        )  # its total and its direct effect
+        # its total and its direct effect
+        assert page.locator('[data-name="fig-12-1"] .picked').count() == 2
         line.locator("a").click()
         page.wait_for_selector("#heads.ready")
         assert page.evaluate("document.querySelector('.playground-error')?.textContent ?? ''") == ""

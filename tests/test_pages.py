@@ -103,26 +103,19 @@ def test_every_finding_rests_on_its_verdicts():
     """data/findings.csv names the verdicts under each sentence of the opening page and each finding
     of a chapter."""
     statements = {**claims.claims(), **claims.paper_results()}
-    rows = (
-        evidence.read(ROOT / "_build/evidence", statements)
-        .set_index(["claim", "model"])["verdict"]
-        .to_dict()
-    )
+    rows = evidence.read(ROOT / "_build/evidence", statements).set_index(["claim", "model"])
     table = claims.written_findings()
-    wrong = [
-        tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict
-    ]
-    assert not wrong
+    found = table.join(rows["verdict"], on=["claim", "model"], rsuffix="_now")
+    wrong = found[found["verdict"] != found["verdict_now"]]
+    assert wrong.empty, wrong.to_string()
     of_words = table[~table["page"].isin(["08-sentences", "09-llama"])]  # of pretrained models only
-    assert all((claim, "mini-gpt2") in rows for claim in of_words["claim"])
-    for page, sentences in (
-        table[table["page"] != "intro"].groupby("page")["sentence"].unique().items()
-    ):
+    assert {*of_words["claim"]} <= {*rows.xs("mini-gpt2", level="model").index}
+    of_pages = table[table["page"] != "intro"].groupby("page")["sentence"].unique()
+    for page, (first, *others) in of_pages.items():
         text = [" ".join(cell.split()) for cell in sources(page, "markdown")]
-        assert f"**Finding.** {sentences[0]}" in text[0]
-        assert all(
-            sentence in " ".join(text) for sentence in sentences[1:]
-        )  # what was learnt, at the end
+        assert f"**Finding.** {first}" in text[0]
+        whole = " ".join(text)  # what was learnt is at its end
+        assert all(sentence in whole for sentence in others)
 
 
 @needs_book

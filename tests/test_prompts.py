@@ -120,10 +120,8 @@ CASES = {
 
 def test_positions_one_at_a_time_and_of_many(tokenizer):
     together = encode_all(list(CASES.values()), tokenizer)
-    assert (
-        together == [encode(prompt, tokenizer) for prompt in CASES.values()]
-        and encode_all([], tokenizer) == []
-    )
+    assert together == [encode(prompt, tokenizer) for prompt in CASES.values()]
+    assert encode_all([], tokenizer) == []
     for prompt, encoded in zip(CASES.values(), together, strict=True):
         check(prompt, encoded, tokenizer)
 

@@ -65,16 +65,13 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     sets = [[(0, 1)], [(0, 0), (model.n_layers - 1, 1)], [(model.n_layers - 1, 0)]]
     last, donor = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
     z = {layer: state.z[:, :, 0] for layer, state in donor.plain.items()}
-    versions = [(heads, route) for heads in sets for route in ROUTES]
-    result = routed(last, [(patch_z(heads, z), route) for heads, route in versions])
+    result = routed(last, [(patch_z(heads, z), route) for heads in sets for route in ROUTES])
+    result = result.unflatten(0, (len(sets), len(ROUTES)))
     for i, e in enumerate(encoded[:2]):
         alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
-        for row in range(
-            i * len(ROUTES), (i + 1) * len(ROUTES)
-        ):  # every route, of one set for each prompt
-            version = versions[row]
-            near(result[row, i], manual(model, alone, version[0], own_z, version[1]), atol=1e-10)
-    result = result.unflatten(0, (len(sets), len(ROUTES)))
+        # every route, of one set for each prompt
+        for row, route in enumerate(ROUTES):
+            near(result[i, row, i], manual(model, alone, sets[i], own_z, route), atol=1e-10)
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
         near(result[s, 0], plain, atol=1e-11)  # no route: the plain run

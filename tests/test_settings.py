@@ -24,18 +24,16 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
     names = Settings.model_fields.keys() - {"model"}
     for empty in ("", None):
         assert Settings.from_values(dict.fromkeys(names, empty)) == Settings()
-    assert (
-        Settings.from_values({"label_pairs": "auto", "k": "auto", "prompts": "auto"}) == Settings()
-    )
+    automatic = dict.fromkeys(("label_pairs", "k", "prompts"), "auto")
+    assert Settings.from_values(automatic) == Settings()
     refused("model '': expected at least 1 item", Settings.from_values, {"model": ""})
     refused("unknown parameter 'sepparator': expected", Settings.from_values, {"sepparator": ""})
 
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert Settings.from_values({"out": "_build/measurements"}).out == str(
-        ROOT / "_build/measurements"
-    )
+    out = "_build/measurements"
+    assert Settings.from_values({"out": out}).out == str(ROOT / out)
     settings = Settings.from_values({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
     assert Settings.from_values({"model": "~/a"}).model == "/home/me/a"
@@ -46,10 +44,8 @@ def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_tol
 ):
     some = design(["foo", "bar", "up"], monkeypatch)
     assert some.label_pairs == ("foo/bar",)
-    assert (
-        capfd.readouterr().err
-        == "mini-gpt2: label pairs left out, which its tokenizer cannot encode: up/down\n"
-    )
+    told = "mini-gpt2: label pairs left out, which its tokenizer cannot encode: up/down\n"
+    assert capfd.readouterr().err == told
     assert {prompt.labels for prompt in some.blocks(2, 1, Template(1, "space"))} == {("foo", "bar")}
     assert design(["foo", "bar", "up", "down"], monkeypatch).label_pairs == ("foo/bar", "up/down")
     # what is asked for is refused later
@@ -58,14 +54,9 @@ def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_tol
 
 
 def test_answers_that_are_not_finite_are_refused():
-    encoded = tiny_blocks.blocks(1)
-    refused(
-        "not finite; choose dtype=bfloat16",
-        answer_variables,
-        encoded[:1],
-        torch.tensor([0]),
-        torch.tensor([[0.0, float("nan")]]),
-    )
+    encoded, log_prob = tiny_blocks.blocks(1)[:1], torch.tensor([[0.0, torch.nan]])
+    words = "not finite; choose dtype=bfloat16"
+    refused(words, answer_variables, encoded, torch.tensor([0]), log_prob)
 
 
 CHANGED = (
@@ -80,10 +71,9 @@ def test_what_decides_numbers_is_in_the_identity_and_a_recorded_file_stands_for_
     plain, other = Settings(), Settings.from_values({name: value})
     of_words, of_sets = (identity.identity_of(name, plain, "m@0") for name in ("heads", "paper"))
     heads = xr.Dataset(attrs={"identity": of_words, "measurement": "heads"})
-    assert (identity.identity_of("heads", other, "m@0") != of_words) == (
-        name not in {"prompts", "device"}
-    )
-    assert (identity.identity_of("paper", other, "m@0") != of_sets) == (
-        name in {"prompts", "seed", "dtype"}
-    )
+    for measurement, plain, is_other in (
+        ("heads", of_words, name not in {"prompts", "device"}),
+        ("paper", of_sets, name in {"prompts", "seed", "dtype"}),
+    ):
+        assert (identity.identity_of(measurement, other, "m@0") != plain) == is_other
     assert identity.matches_settings(heads, other) == (name in {*identity.NUMBERS, "device"})

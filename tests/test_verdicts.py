@@ -57,7 +57,5 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
     before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
     assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
     assert after[after["evaluation_blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()
-    assert (
-        "WARNING" not in output.err
-        and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
-    )
+    assert "WARNING" not in output.err
+    assert (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()

@@ -4,9 +4,8 @@ before they are."""
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-check = beartype(
-    conf=BeartypeConf(is_pep484_tower=True)
-)  # as in Python's own typing, an int is a float
+# as in Python's own typing, an int is a float
+check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 jaxtyping.install_import_hook(
     ["twotowers", "towerlab", "towerlab_experiments"], "typechecker.check"
 )
