@@ -90,9 +90,11 @@ def test_the_largest_coefficient_is_that_of_what_a_head_compares(chapter):
     assert float(abs(means.isel(head=3)).max()) < 0.4
 
 
-def test_coefficients_are_those_of_least_squares_with_a_number_for_each_word(chapter):
-    ds, names = dataset(), names_of(chapter)
-    values = chapter["within_classes"](ds, names, chapter["coefficients"])
+@pytest.mark.parametrize(("names", "fit"), [(None, "coefficients"), (["letters"], "correlations")])
+def test_fits_are_those_of_least_squares_with_a_number_for_each_word(chapter, names, fit):
+    """A correlation is the coefficient of a single yardstick."""
+    ds, names = dataset(), names or names_of(chapter)
+    values = chapter["within_classes"](ds, names, chapter[fit])
     table = chapter["yardsticks"](ds)
     for i, name in enumerate(CLASSES):
         part = table[table["class"] == name]
@@ -108,26 +110,6 @@ def test_coefficients_are_those_of_least_squares_with_a_number_for_each_word(cha
             varies = np.array(rest[1:]) > 1e-9
             expected = np.where(varies, slopes * rest[1:] / rest[0], 0)
             near(values.values[i, 0, head], expected, atol=1e-6)
-
-
-def test_a_correlation_is_that_of_the_centred_values(chapter):
-    ds = dataset()
-    values = chapter["within_classes"](ds, ["letters"], chapter["correlations"])
-    table = chapter["yardsticks"](ds)
-    part = table[table["class"] == "fruit"]
-    square = {name: np.zeros((12, 12)) for name in ("s", "y")}
-    words = list(dict.fromkeys([*part["first"], *part["second"]]))
-    for at, row in part.iterrows():
-        i, j = words.index(row["first"]), words.index(row["second"])
-        square["s"][i, j] = square["s"][j, i] = ds.within_class.values[0, 2, at]
-        square["y"][i, j] = square["y"][j, i] = row["letters"]
-    off = ~np.eye(12, dtype=bool)
-    for matrix in square.values():
-        for _ in range(500):  # rows and columns in turn, without the diagonal
-            matrix -= np.where(off, matrix.sum(1, keepdims=True) / 11, 0)
-            matrix -= np.where(off, matrix.sum(0, keepdims=True) / 11, 0)
-    expected = np.corrcoef(square["s"][off], square["y"][off])[0, 1]
-    assert values.sel(prompt="fruit").isel(layer=0, head=2).item() == pytest.approx(expected)
 
 
 def test_words_of_users_are_left_out(chapter):
