@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from conftest import shared_tiny
 from independent import changed_at, lead
 from reference import Reference
 from tolerances import near
-from towerlab.model.label_attention import with_class_sums
 from towerlab.prompts.paper_sets import paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.biases import PARTNERS, attention_exchanges
@@ -16,17 +14,6 @@ from towerlab_experiments.conditions import CONDITIONS
 from twotowers.heads import Head
 
 SETS = {"none": [], "some": [Head(0, 1), Head(1, 0), Head(1, 1)]}
-
-
-def test_sums_are_the_given_ones_and_shares_stay():
-    weights = torch.tensor([[[[0.1, 0.3, 0.2, 0.0, 0.4]]]])
-    true, other = (torch.full((1, 1, 1, 1), share) for share in (0.2, 0.5))
-    places = torch.tensor([[1, 1, -1, -1, 0]])
-    changed = with_class_sums(weights, places, true, other)[0, 0, 0]
-    assert changed.tolist() == pytest.approx([0.05, 0.15, 0.5, 0.0, 0.3])
-    # A class without attention has no shares.
-    unattended = with_class_sums(weights, torch.tensor([[1, 1, 0, -1, 0]]), true, other)[0, 0, 0]
-    assert unattended.tolist() == pytest.approx([0.05, 0.15, 0.1, 0.5, 0.2])
 
 
 def sums_by_hand(weights, e):

@@ -13,7 +13,6 @@ from twotowers import claims, evidence, random_heads
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import judge_claim
-from twotowers.head_selection import mean_over_sets
 from twotowers.heads import Head
 from twotowers.judged_model import JudgedModel
 
@@ -77,12 +76,8 @@ NATS, HALF = {"unit": "nats", "smallest_effect": None}, {"null_value": 0.5, "sma
         (UP, {"control": random_sets(USUAL, n_sets=19)}, claims.HOLDS_TOO_FEW, {}),
         ([0.5], {}, claims.UNDECIDED, {}),  # one pair has no interval
         ([], {}, claims.NOT_TESTABLE, {}),
-        (
-            UP,
-            {"denominator": prompts(WIDE)},
-            claims.NOT_TESTABLE,
-            {},
-        ),  # a share of what may be zero
+        # a share of what may be zero
+        (UP, {"denominator": prompts(WIDE)}, claims.NOT_TESTABLE, {}),
         # a twentieth of the model's choice is more than 0.5375
         (UP, {"logit_difference": 11.0}, claims.SMALL, NATS),
         (UP, {"logit_difference": 10.0}, claims.HOLDS, NATS),
@@ -301,27 +296,6 @@ def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
         NotTestable, match="the rule selects no heads for the set 'by written logit difference'"
     ):
         of_claim({"heads": "by written logit difference", "control": "random sets"}, values)
-
-
-def test_means_over_sets_equal_a_loop():
-    values = xr.DataArray(
-        np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head")
-    )
-    sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
-    result = mean_over_sets(values, sets)
-    assert result.dims == ("random_set", "kind", "prompt")
-    for draw, heads in enumerate(sets):
-        near(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
-    values[0, 0, 0, 1] = np.nan
-    assert mean_over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
-    assert mean_over_sets(values, [[]]).isnull().all()
-
-
-def test_holms_p_values_by_hand():
-    p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.7])
-    # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.7
-    np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.7])
-    assert evidence.holm(pd.Series([0.7, 0.8])).tolist() == [1, 1]
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):

@@ -14,9 +14,10 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150]
-)
+NAMES = [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "training.word_similarity"])
 def test_a_module_has_an_example_that_runs(name):
     ran = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert ran.attempted and not ran.failed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import ROOT, refused
+from conftest import ROOT
 from tolerances import near
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.sets import draw_random_sets
@@ -85,29 +85,6 @@ def test_controls_come_from_other_groups(group):
         assert [layer for layer, _ in control] == [2, 2, 3]
 
 
-def test_random_sets_are_drawn_until_enough_differ_or_all_are_there():
-    heads, free = [Head(0, 0), Head(0, 1)], np.zeros((2, 6), bool)
-    free[0, 2:] = True  # four heads, so six sets
-    drawn = random_heads.draw_random_sets(heads, free)
-    assert {frozenset(of) for of in drawn} == {
-        frozenset([Head(0, a), Head(0, b)]) for a, b in itertools.combinations(range(2, 6), 2)
-    } and len(drawn) == 6
-    assert random_heads.draw_random_sets(heads, free, 4) == drawn[:4]
-    backwards = random_heads.draw_random_sets(heads[::-1], free)
-    assert [of[::-1] for of in backwards] == drawn
-
-
-def test_a_single_head_has_its_layer_and_more_only_if_these_are_few():
-    single = [Head(1, 0)]
-    wide, narrow = np.ones((3, 30), bool), np.ones((5, 8), bool)
-    wide[1, 0] = narrow[1, 0] = False
-    drawn = random_heads.draw_random_sets(single, wide)
-    assert [layer for ((layer, _),) in drawn] == [1] * 29
-    layers = [layer for ((layer, _),) in random_heads.draw_random_sets(single, narrow)]
-    assert len(layers) == random_heads.SINGLE_HEADS and layers[:7] == [1] * 7
-    assert set(layers[7:]) == {0, 2}
-
-
 def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
     run = Pipeline(Settings())
@@ -118,34 +95,6 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
     assert {head for of in drawn["one"] for head in of} == others
     # Of two heads there is one such set. A file has equally many sets of each.
     assert [set(of) for of in drawn["two"]] == [{Head(1, 4), Head(1, 5)}] * len(others)
-
-
-def test_controls_of_a_full_layer_come_from_the_next():
-    full = [Head(1, h) for h in range(4)]
-    controls = random_heads.control_sets(full, sizes(3, 4, 4), 3)
-    assert [{layer for layer, _ in heads} for heads in controls] == [{2}]
-    too_many = [Head(0, h) for h in range(3)]
-    refused("too few", random_heads.control_sets, too_many, sizes(1, 4, 4), 1)
-
-
-def test_heads_by_effect_have_the_largest_of_either_sign():
-    dims = ("contrast", "prompt", "layer", "head")
-    effect = dims, [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
-    contrasts = {"contrast": ["attention swapped", "texts exchanged"]}
-    assert head_selection.by_effect(xr.Dataset({"effect": effect}, contrasts), 2) == [
-        (0, 1),
-        (1, 0),
-    ]
-
-
-def test_the_head_with_the_largest_mean_has_the_first_place():
-    means = np.array([[0.2, -0.5, 0.3], [0.1, 0.9, 0.0]])
-    values = xr.DataArray([means - 1, means + 1], dims=("prompt", "layer", "head"))
-    ranked = head_selection.top_heads(values.mean("prompt"), 6, minimum=-1.0)
-    for arrangement in (values, values.transpose("head", "prompt", "layer")):
-        assert head_selection.places(arrangement, ranked) == [1, 2, 3, 4, 5, 6]
-    equal = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
-    assert head_selection.places(equal, [(0, 0), (0, 1), (1, 0), (1, 1)]) == [4, 1, 1, 3]
 
 
 def test_the_glossary_states_the_bounds_of_the_rule():
@@ -167,9 +116,8 @@ def of_names(pairs, labels):
 
 
 @pytest.mark.parametrize("labels", ["vw", "v", "uvw"])
-@pytest.mark.parametrize(
-    "others", [None, "bcd", "ad"]
-)  # class pairs that judge, of a measurement of its own
+# class pairs that judge, of a measurement of its own
+@pytest.mark.parametrize("others", [None, "bcd", "ad"])
 def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(
     labels, others
 ):

@@ -1,7 +1,7 @@
-"""Which edges and cuts a knockout has. The numbers are in test_independent."""
+"""Which edges a knockout has. The numbers are in test_independent."""
 
 import tiny_blocks
-from towerlab_experiments.ablations import EDGES, closed_edges, default_cuts
+from towerlab_experiments.ablations import EDGES, closed_edges
 
 
 def test_edges_of_a_prompt():
@@ -18,7 +18,3 @@ def test_edges_of_a_prompt():
         closed = closed_edges([encoded, encoded], maker)
         assert closed.shape == (2, 14, 14)
         assert closed[1].nonzero().tolist() == expected[name]
-
-
-def test_cuts_are_evenly_spaced_and_end_at_both_ends():
-    assert default_cuts(32) == [*range(0, 33, 4)] and default_cuts(3) == [0, 1, 2, 3]

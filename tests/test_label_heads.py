@@ -1,10 +1,10 @@
-"""Rules of chapters 8 and 9, against sums by hand."""
+"""Rules of chapters 8 and 9, and values of heads at labels, against sums by hand."""
 
 import numpy as np
 import pytest
 import xarray as xr
-from twotowers import label_heads
-from twotowers.paper_results import LABELS
+from tolerances import near
+from twotowers import label_heads, label_values
 
 
 def measured() -> xr.Dataset:
@@ -32,8 +32,33 @@ def test_ranks_are_compared_with_those_of_other_heads():
     assert label_heads.share_that_reads(means * 0.1) == label_heads.share_that_reads(-means) == 0
 
 
-@pytest.mark.parametrize(("true", "false", "share"), [(0.4, 0.2, 1), (0.4, 0.21, 0), (0.04, 0, 0)])
-def test_attention_is_twice_as_large_and_not_tiny(true, false, share):
-    dims = ("label", *label_heads.SETS_AND_HEADS)
-    sums = xr.DataArray(np.reshape([true, false], (2, 1, 1)), {"label": LABELS}, dims)
-    assert label_heads.share_that_attends(sums) == share
+def test_sums_by_word_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    is_true = np.array([[True, False, False], [False, True, True]])
+    right = ["foo", "bar"]
+    ds = xr.Dataset(
+        {"is_true_label": (("prompt", "demonstration"), is_true), "true_label": ("prompt", right)}
+    )
+    values = xr.DataArray(rng.random((2, 4, 3)), dims=("prompt", "selected_head", "demonstration"))
+    sums = label_values.sums_by_word(values, ds)
+    for label in label_values.WORDS:
+        for i in range(2):
+            other = "bar" if right[i] == "foo" else "foo"
+            places = [j for j in range(3) if (right[i] if is_true[i, j] else other) == label]
+            near(sums.sel(label=label, prompt=i), values[i, :, places].sum("demonstration"))
+
+
+def test_attention_is_that_on_a_label_where_it_is_the_answer():
+    """Four prompts' versions: foo is right in the first two, bar in the last two."""
+    on_true, on_other = ("change", [1.0, 3, 5, 7]), ("change", [10.0, 30, 50, 70])
+    ds = xr.Dataset(
+        {"attention_true": on_true, "attention_other": on_other}, {"change": list("abcd")}
+    )
+    attention = label_values.by_answer(ds, ["a", "b"], ["c", "d"])
+    assert attention.sel(answer="foo", label=["foo", "bar"]).values.tolist() == [2, 20]
+    assert attention.sel(answer="bar", label=["foo", "bar"]).values.tolist() == [60, 6]
+
+    of_heads = attention.expand_dims(selected_head=["0-0", "0-1"])  # one foo-head, one bar-head
+    where_answer, elsewhere = label_values.at_own_label(of_heads)
+    assert where_answer.values.tolist() == [2, 6]
+    assert elsewhere.values.tolist() == [60, 20]

@@ -8,9 +8,8 @@ from conftest import random_prompts
 from independent import changed_at, log_softmax
 from reference import Reference
 from tolerances import near
-from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab_experiments import mitigations as module
-from towerlab_experiments.mitigations import minority, remedied
+from towerlab_experiments.mitigations import remedied
 from twotowers.heads import Head
 
 SETS = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1)]}
@@ -23,20 +22,6 @@ def measured(model, encoded, sets=SETS):
     return remedied(model, encoded, sets, changes).sel(change="as it is")
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ("bar bar foo", ("foo", 2.0)),
-        ("foo bar foo foo", ("bar", 3.0)),
-        ("foo bar", (None, 1.0)),
-        ("foo", (None, 1.0)),
-    ],
-)
-def test_the_minority_by_hand(labels, expected):
-    demonstrations = tuple(Demonstration(f"w{i}", label) for i, label in enumerate(labels.split()))
-    assert minority(Prompt(demonstrations, "q", "foo", ("foo", "bar"))) == expected
-
-
 def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):
     monkeypatch.setattr(module, "A_C", 0.5)
     encoded = random_prompts(1, lengths=(11,))  # bar, foo, bar
@@ -47,9 +32,8 @@ def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):
         logits = log_softmax(slow.by_hand.logits(x.numpy()))
         at = result.sel(remedy="remedy").isel(head_set=i)
         near(at["log_prob_true"][0], logits[encoded[0].true_id])
-    assert (
-        abs(result.sel(remedy="remedy") - result.sel(remedy="none"))["log_prob_true"].min() > 1e-4
-    )
+    remedied, plain = (result["log_prob_true"].sel(remedy=name) for name in ("remedy", "none"))
+    assert abs(remedied - plain).min() > 1e-4
 
 
 def free_weights(by_hand, run, layer):

@@ -16,7 +16,6 @@ from twotowers import (
     answers,
     claims,
     evidence,
-    head_selection,
     intervals,
     paper_results,
     random_heads,
@@ -295,8 +294,6 @@ def test_means_of_resamples_and_shuffled_lists_keep_what_they_should():
     mask = xr.DataArray([[True, False, False], [True, True, False]], dims=("layer", "head"))
     lists = random_heads.shuffle_heads(mask)
     assert (lists.sum("head") == [1, 2]).all() and 0.6 < lists[:, 1, 0].mean() < 0.73
-    values = xr.DataArray([[[3.0, 1, 2], [0, 5, 4]]], dims=("resample", "layer", "head"))
-    assert head_selection.top_mask(values, 2).values.tolist() == [[[0, 0, 0], [0, 1, 1]]]
 
 
 def test_other_files_beside_the_evidence_are_none(folder):

@@ -26,11 +26,6 @@ def test_every_form_of_file_is_read_and_other_lines_are_left_out(name):
     assert list(sentences.labelled_texts(name, raw)) == expected
 
 
-def test_markup_is_mended_and_like_things_stay():
-    assert sentences.mended("It #39;s quot;on quot; <b>now</b> \\$5") == 'It\'s"on"  now  $5'
-    assert sentences.mended("AT&T #5 up; <EM.N> a < b") == "AT&T #5 up; <EM.N> a < b"
-
-
 def test_repeats_and_texts_of_two_classes_are_left_out():
     content = (
         b"0\tgood one\n1\tfine  film\n1\tFine film!\n"

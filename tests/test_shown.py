@@ -4,7 +4,6 @@ book."""
 import pandas as pd
 from tags import Page
 from twotowers import files, pages, tables
-from twotowers.tables import shown_name
 
 NAMES = tables.shown_names()
 
@@ -12,8 +11,6 @@ NAMES = tables.shown_names()
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
     assert {*files.precomputed_models(), "mini-gpt2"} <= {*NAMES}
     assert len({*NAMES.values()}) == len(NAMES)
-    for text in ("my/smollm2-135m", "smollm2-135m-mine: x", ""):
-        assert shown_name(text) == text
 
 
 def test_no_text_of_a_table_or_of_a_note_is_markup(monkeypatch):
@@ -21,9 +18,3 @@ def test_no_text_of_a_table_or_of_a_note_is_markup(monkeypatch):
     monkeypatch.setattr(pages, "display", lambda part: html.append(part.data))
     pages.note("of <x-evil>")
     assert not {"b", "img", "x-evil"} & {*Page("".join(html)).tags}
-
-
-def test_no_table_says_minus_nothing():
-    table = pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]})
-    html = pages.shown(table, precision=2).to_html()
-    assert ">0.00<" in html and ">-0.20<" in html and ">1<" in html and "-0.00" not in html

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from chapter_runs import functions_of, shown_chapter
-from twotowers import claims, evidence, head_selection
+from twotowers import claims, evidence
 from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE, ON_PAPER, ON_SOLVED
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
@@ -95,27 +95,6 @@ def test_the_two_verdicts_are_read_apart(chapter, tmp_path, monkeypatch):
     results = claims.paper_results()
     first, second = (evidence.read(tmp_path, results, solved) for solved in (False, True))
     assert first["verdict"].tolist() == [AGREES] and second["verdict"].tolist() == [DISAGREES]
-
-
-def test_random_sets_that_are_equal_count_once():
-    values = xr.DataArray([[1.0, 0], [1, 0], [1, 1]], dims=("random_set", "prompt"))
-    assert evidence.different_sets(values).sizes["random_set"] == 2
-    numbered = values.assign_coords(set_number=("random_set", [0, 1, 1]))
-    assert evidence.different_sets(numbered).values.tolist() == [[1, 0], [1, 0]]
-    both = xr.Dataset({"a": numbered, "b": ("random_set", [4.0, 5, 6])})
-    assert evidence.different_sets(both).b.values.tolist() == [4, 5]
-
-
-def test_halves_have_other_class_pairs_and_lists_have_the_largest_increases():
-    increase = np.zeros((8, 6, 2))
-    increase[:, [0, 3, 4, 5]] = np.array([4, 3, 2, 1])[:, None] + np.array([0, 0.1])
-    pairs = [f"{i % 4}/x" for i in range(8)]
-    data = xr.Dataset(
-        {"increase": (("prompt", "layer", "head"), increase)}, {"class_pair": ("prompt", pairs)}
-    )
-    first, second = (set(half["class_pair"].values) for half in head_selection.halves(data))
-    assert first == {"0/x", "2/x"} and second == {"1/x", "3/x"}
-    assert head_selection.by_increase(data, 3) == [Head(0, 1), Head(0, 0), Head(3, 1)]
 
 
 def attention(true, false):

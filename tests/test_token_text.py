@@ -2,7 +2,7 @@
 
 from conftest import word_tokenizer
 from tokenizers import decoders
-from towerlab.model.token_text import Lexicon, content_words, stop_words
+from towerlab.model.token_text import Lexicon, stop_words
 from towerlab.prompts.blocks import class_words
 
 
@@ -33,7 +33,3 @@ def test_stop_words_are_no_words_of_a_class_and_no_label():
     assert not stop_words() & set().union(*class_words().values())
     assert not stop_words() & {"foo", "bar"} and {"the", "of", "is"} <= stop_words()
     assert all(word == word.casefold() for word in stop_words())
-
-
-def test_content_words_of_a_text():
-    assert content_words("The dog's 2 bones, in a Box") == {"dog", "2", "bones", "box"}

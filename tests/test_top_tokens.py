@@ -1,4 +1,4 @@
-"""Top tokens of values, keys and queries against sorted projections; relations by hand."""
+"""Top tokens of values, keys and queries against sorted projections, with their relations."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from towerlab.measure.pipeline import save
 from towerlab.model import unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
-from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab_experiments import label_reads as module
 from towerlab_experiments.label_reads import RELATIONS, relations_of, top_tokens
 from twotowers.files import load
@@ -57,28 +56,6 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
                     ]
     save("top_tokens", result, tmp_path / "top.nc", {})
     assert (load(tmp_path / "top.nc")["token"] == result["token"]).all()
-
-
-def test_relations_by_hand():
-    demonstrations = (
-        Demonstration("word11", "foo", "number"),
-        Demonstration("word13 word20", "bar", "animal"),
-    )
-    prompt = Prompt(demonstrations, "word12", "foo", ("foo", "bar"), "number", "number/animal")
-    words = {"number": ["word11", "word12", "word14"], "animal": ["word13", "word15"]}
-
-    def names(place):
-        return {w: RELATIONS[c] for w, c in relations_of(prompt, place, words).items()}
-
-    labels = {"foo": "own label", "bar": "other label"}
-    assert names(0) == labels | {"word11": "own text", "word12": "none", "word13": "none",
-                                 "word20": "none",
-                                 "word14": "own class", "word15": "other class"}  # fmt: skip
-    assert names(1) == {"foo": "other label", "bar": "own label", "word11": "none",
-                        "word12": "none",
-                        "word13": "own text", "word20": "own text", "word14": "other class",
-                        "word15": "own class"}  # fmt: skip
-    assert names(-1)["word12"] == "own text" and names(-1)["word11"] == "none"
 
 
 def test_relations_stand_beside_their_tokens(float64, monkeypatch):

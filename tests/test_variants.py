@@ -4,29 +4,11 @@ from collections import Counter
 
 from towerlab.prompts import variants
 from towerlab.prompts.blocks import draw_blocks, prompt_coordinates
-from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.settings import Template
-
-CLASSES = {"bar": "sentiment", "foo": "number"}
-SHOWN = {"love": "bar", "two": "foo", "like": "bar", "six": "foo"}
-PROMPT = Prompt(
-    [Demonstration(text, label, CLASSES[label]) for text, label in SHOWN.items()],
-    "one", "foo", ("foo", "bar"), "number", "sentiment/number", block=7,
-)  # fmt: skip
 
 
 def texts(prompt):
     return [d.text for d in prompt.demonstrations]
-
-
-def test_by_hand():
-    assert texts(variants.one_fewer(PROMPT, kind=False)) == ["love", "two", "six"]
-    assert variants.patterns(PROMPT) == ["TTFF", "TFTF", "TFFT", "FTTF", "FTFT", "FFTT"]
-    other = variants.with_query(PROMPT, "hate", "sentiment")
-    assert (other.query, other.query_class, other.true_label) == ("hate", "sentiment", "bar")
-    swapped = variants.exchanged_labels(PROMPT)
-    assert [d.label for d in swapped.demonstrations] == ["foo", "bar"] * 2
-    assert variants.exchanged_labels(swapped) == PROMPT and swapped.block == 7
 
 
 def test_a_factorial_crosses_order_class_and_assignment_within_every_block():

@@ -1,5 +1,5 @@
 """Similarities of words: the committed files against definitions that need no package, and the
-script's functions on a taxonomy made by hand."""
+script's functions by hand."""
 
 import itertools
 
@@ -11,17 +11,11 @@ from tolerances import near
 from twotowers.tables import read_csv
 
 from training import word_similarity
-from training.word_similarity import Taxonomy, WordNet
+from training.word_similarity import WordNet
 
 WORDS = read_csv(ROOT / "data/words/words.csv").query("ambiguous == 0")
 TABLE = read_csv(ROOT / "data/words/similarity.csv", {"class": str, "first": str, "second": str})
 SHARES = ["sentence_embedding", "wordnet", "letters"]
-
-# thing -> animal -> (dog, cat), thing -> plant -> tree -> oak; a robot dog is an animal and a thing
-TAXONOMY = Taxonomy({
-    "thing": [], "animal": ["thing"], "plant": ["thing"], "tree": ["plant"], "oak": ["tree"],
-    "dog": ["animal"], "cat": ["animal"], "robot dog": ["animal", "thing"], "alone": [],
-})  # fmt: skip
 
 
 def test_every_pair_of_a_class_has_one_line_in_the_order_of_the_words():
@@ -45,9 +39,7 @@ def test_similarities_are_in_range_and_letters_and_numbers_follow_their_definiti
     assert TABLE["log_distance"].notna().sum() == len(numbers)
     distances = numbers.set_index(["first", "second"])["log_distance"]
     order = [word for word in WORDS.loc[WORDS["class"] == "number", "word"] if word != "dozen"]
-    for first, middle, last in itertools.combinations(
-        order, 3
-    ):  # in the order of the list, 0 first
+    for first, middle, last in itertools.combinations(order, 3):  # 0 first
         whole = distances[first, middle] + distances[middle, last]
         near(distances[first, last], whole, atol=0.016)
     near(distances["nine", "thousand"], 2, atol=0.0051)
@@ -62,20 +54,6 @@ def test_known_neighbours_are_near():
         assert pairs.loc[("love", "hate"), column] > pairs.loc[("love", "good"), column]
     assert pairs.loc[("horse", "cow"), "sentence_embedding"] == 0.56
     assert pairs["wordnet"].isna().groupby(TABLE["class"].values).mean().idxmax() == "sentiment"
-
-
-def test_wu_palmer_on_a_taxonomy_made_by_hand():
-    def similarity(first, second):
-        assert TAXONOMY.wu_palmer(first, second) == TAXONOMY.wu_palmer(second, first)
-        return TAXONOMY.wu_palmer(first, second)
-
-    assert similarity("dog", "dog") == 1
-    assert similarity("dog", "cat") == 2 * 2 / (2 * 2 + 1 + 1)
-    assert similarity("dog", "animal") == 2 * 2 / (2 * 2 + 1)
-    assert similarity("dog", "oak") == 2 * 1 / (2 * 1 + 2 + 3)
-    assert similarity("robot dog", "dog") == 2 * 2 / (2 * 2 + 1 + 1)  # not by way of "thing"
-    assert similarity("robot dog", "oak") == 2 * 1 / (2 * 1 + 1 + 3)  # the shortest way
-    assert similarity("dog", "alone") == 0
 
 
 def test_wordnet_reads_the_format_of_its_tables():

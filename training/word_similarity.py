@@ -121,6 +121,21 @@ class Taxonomy:
         It is 2 c / (2 c + a + b) for a common meaning, where a and b count the steps up to it and c
         is its depth. The common meaning with the largest value counts.
 
+            >>> parents = {"thing": [], "animal": ["thing"], "plant": ["thing"], "alone": []}
+            >>> parents |= {"dog": ["animal"], "cat": ["animal"], "oak": ["plant"]}
+            >>> parents |= {"robot dog": ["animal", "thing"]}
+            >>> similarity = Taxonomy(parents).wu_palmer
+            >>> similarity("dog", "animal"), similarity("animal", "dog")  # 4 / (4 + 1)
+            (0.8, 0.8)
+            >>> similarity("dog", "dog"), similarity("dog", "alone")
+            (1.0, 0.0)
+            >>> round(similarity("dog", "oak"), 3)  # 2 / (2 + 2 + 2)
+            0.333
+            >>> similarity("robot dog", "oak")  # by the shortest way: 2 / (2 + 1 + 2)
+            0.4
+            >>> round(similarity("robot dog", "dog"), 3)  # by the deepest meaning: 4 / (4 + 1 + 1)
+            0.667
+
         Args:
             first: A meaning.
             second: Another one.

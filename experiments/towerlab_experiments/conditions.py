@@ -5,8 +5,9 @@ Source: v1 section 5; EMNLP section 6. Chapter 5.
     data = conditions(model, encoded)     # (condition, prompt, layer, head)
 
     >>> from towerlab.prompts.paper_sets import CASE
-    >>> {name: change(CASE).order for name, change in CONDITIONS.items()}
-    {'plain': 'FFTT', 'one true fewer': 'FFT', ..., 'true nearest': 'FFTT', 'true first': 'TTFF'}
+    >>> prompt = in_order(CASE, "TFFT")
+    >>> [change(prompt).order for change in CONDITIONS.values()]
+    ['TFFT', 'TFF', 'TFT', 'FFTT', 'TTFF']
 """
 
 from __future__ import annotations

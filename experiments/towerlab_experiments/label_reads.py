@@ -375,6 +375,19 @@ def relations_of(
     The words of the prompt's texts do not tell its class, so words of other texts have no relation.
     A word of both classes belongs to its own class.
 
+        >>> shown = Demonstration("cat", "foo", "animal"), Demonstration("red sea", "bar", "colour")
+        >>> prompt = Prompt(shown, "dog", "foo", ("foo", "bar"), "animal")
+        >>> words = {"animal": ["cat", "dog", "owl"], "colour": ["red", "blue"]}
+        >>> def related(place, *some):
+        ...     codes = relations_of(prompt, place, words)
+        ...     return [RELATIONS[codes[word]] for word in some]
+        >>> related(0, "foo", "bar", "cat", "owl", "blue", "dog", "sea")
+        ['own label', 'other label', 'own text', 'own class', 'other class', 'none', 'none']
+        >>> related(1, "foo", "bar", "cat", "owl", "blue", "red", "sea")
+        ['other label', 'own label', 'none', 'other class', 'own class', 'own text', 'own text']
+        >>> related(-1, "dog", "cat")
+        ['own text', 'none']
+
     Args:
         prompt: A prompt.
         demonstration: Number of the demonstration. The query follows the last demonstration.

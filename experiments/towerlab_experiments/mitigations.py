@@ -121,9 +121,10 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
     A label without demonstrations has no position to take anything from, so it is no minority.
 
         >>> from towerlab.prompts.prompt import Demonstration
-        >>> three = [Demonstration("a", label) for label in ("foo", "foo", "bar")]
-        >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
-        ('bar', 2.0)
+        >>> foo, bar = (Demonstration("a", label) for label in ("foo", "bar"))
+        >>> def of(*shown): return minority(Prompt(shown, "d", "foo", ("foo", "bar")))
+        >>> of(foo, foo, bar), of(foo, bar), of(foo)
+        (('bar', 2.0), (None, 1.0), (None, 1.0))
 
     Args:
         prompt: A prompt with two labels.

@@ -74,6 +74,13 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     The increase may have either sign. There are 20 heads, as in the paper, or 5 in a model with
     fewer than 200 heads.
 
+        >>> dims = ("prompt", "layer", "head")
+        >>> increase = dims, np.arange(-150.0, 150.0).reshape(1, 15, 20)
+        >>> many = xr.Dataset({"increase": increase}, {"class_pair": ("prompt", ["a/b"])})
+        >>> few, fewest = many.isel(layer=[0]), many.isel(layer=[0], head=slice(4))
+        >>> [len(in_context_heads(paper, "a/b")) for paper in (many, few, fewest)]
+        [20, 5, 4]
+
     Args:
         paper: Measurement with `increase` (prompt, layer, head).
         name: Set of prompts.
@@ -92,6 +99,10 @@ def random_partners(heads: Heads, all_heads: Sequence[Head]) -> list[Head | None
     """Return for each head a random head of its layer that is not in `heads` (v1 section 4.3).
 
     If no head is left there, the random head is of the nearest layer that has one.
+
+        >>> four = [Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1)]
+        >>> {head.layer for head in random_partners(four[:2], four)}, random_partners(four, four)
+        ({1}, [None, None, None, None])
 
     Args:
         heads: Heads.
@@ -118,6 +129,11 @@ def random_partners(heads: Heads, all_heads: Sequence[Head]) -> list[Head | None
 
 def listed_first(paper: xr.Dataset, name: str, all_heads: Sequence[Head]) -> list[Head]:
     """Return all heads, the in-context heads on one set first.
+
+        >>> increase = ("prompt", "layer", "head"), [[range(6)]]
+        >>> paper = xr.Dataset({"increase": increase}, {"class_pair": ("prompt", ["a/b"])})
+        >>> [head.head for head in listed_first(paper, "a/b", [Head(0, i) for i in range(6)])]
+        [5, 4, 3, 2, 1, 0]
 
     Args:
         paper: Measurement with `increase` (prompt, layer, head).

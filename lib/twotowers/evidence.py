@@ -320,6 +320,14 @@ def _control(
 def different_sets(control: Any) -> Any:
     """Return random sets of heads of which no two are equal.
 
+        >>> values = xr.DataArray([[1, 0], [1, 0], [1, 1]], dims=("random_set", "prompt"))
+        >>> different_sets(values).values.tolist()
+        [[1, 0], [1, 1]]
+        >>> numbered = values.assign_coords(set_number=("random_set", [0, 1, 1]))
+        >>> both = xr.Dataset({"a": numbered, "b": ("random_set", [4, 5, 6])})
+        >>> different_sets(both)["b"].values.tolist()
+        [4, 5]
+
     Args:
         control: Values of random sets, over (random_set, ...), as an array or a dataset. Equal sets
             have equal numbers in the coordinate `set_number` (`files.select_random_sets`). In an
@@ -416,6 +424,11 @@ def holm(p: pd.Series) -> pd.Series:
 
     The smallest p is multiplied by the number of p-values, the next by one less, and so on. No
     adjusted value is below the one before it. NaN stays NaN.
+
+        >>> holm(pd.Series([0.03, np.nan, 0.01, 0.02, 0.7])).round(9).tolist()
+        [0.06, nan, 0.04, 0.06, 0.7]
+        >>> holm(pd.Series([0.7, 0.8])).tolist()
+        [1.0, 1.0]
 
     Args:
         p: Unadjusted p-values.

@@ -130,6 +130,10 @@ def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]
 def top_mask(values: xr.DataArray, k: int) -> xr.DataArray:
     """Return as booleans which heads have the k largest values.
 
+        >>> top_mask(xr.DataArray([[3, 1, 2], [0, 5, 4]], dims=("layer", "head")), 2).values
+        array([[False, False, False],
+               [False,  True,  True]])
+
     Args:
         values: Over (..., layer, head).
         k: Number of heads.
@@ -172,6 +176,10 @@ def head_sets(heads: xr.Dataset, k: int) -> dict[str, list[Head]]:
 def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
     """Return the heads with the largest mean increase, of any sign, as the paper lists them.
 
+        >>> increase = ("prompt", "layer", "head"), [[[0.1, -0.9], [0.4, -0.2]]]
+        >>> [str(head) for head in by_increase(xr.Dataset({"increase": increase}), 3)]
+        ['1-0', '0-0', '1-1']
+
     Args:
         increases: Measurement "selection_increases".
         k: Number of heads.
@@ -182,6 +190,10 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
 
 def halves(data: xr.Dataset) -> list[xr.Dataset]:
     """Return the prompts of every second class pair, and the prompts of the other class pairs.
+
+        >>> data = xr.Dataset(coords={"class_pair": ("prompt", ["a/b", "c/d", "a/b", "e/f"])})
+        >>> [half["class_pair"].values.tolist() for half in halves(data)]
+        [['a/b', 'a/b', 'e/f'], ['c/d']]
 
     Args:
         data: A measurement on blocks.
@@ -241,6 +253,13 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
     """Return the heads whose attention has the largest mean total effect, of either sign.
 
+        >>> dims = ("contrast", "prompt", "layer", "head")
+        >>> effect = [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
+        >>> contrasts = {"contrast": ["attention swapped", "texts exchanged"]}
+        >>> effects = xr.Dataset({"effect": (dims, effect)}, contrasts)
+        >>> [str(head) for head in by_effect(effects, 2)]
+        ['0-1', '1-0']
+
     Args:
         effects: Measurement "head_effects".
         k: Number of heads.
@@ -254,9 +273,9 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
 def places(values: xr.DataArray, heads: Heads) -> list[int]:
     """Return the places of some heads if all heads are ranked by their mean, the largest first.
 
-        >>> values = xr.DataArray([[[0.1, 0.4], [0.0, 0.3]]], dims=("prompt", "layer", "head"))
-        >>> places(values, [(0, 1), (1, 0)])
-        [1, 4]
+        >>> values = xr.DataArray([[[0.1, 0.5], [0.5, 0.2]]], dims=("prompt", "layer", "head"))
+        >>> places(values, [(0, 0), (0, 1), (1, 0), (1, 1)])
+        [4, 1, 1, 3]
 
     Args:
         values: Over (prompt, layer, head).
@@ -315,6 +334,12 @@ def select_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
 
 def mean_over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
     """Return the mean over the heads of each set, missing for an empty set.
+
+        >>> values = xr.DataArray([[[1.0, 2.0], [3.0, np.nan]]], dims=("prompt", "layer", "head"))
+        >>> mean_over_sets(values, [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]).values.tolist()
+        [[2.0], [nan]]
+        >>> mean_over_sets(values, [[]]).values.tolist()
+        [[nan]]
 
     Args:
         values: Over (..., prompt, layer, head).

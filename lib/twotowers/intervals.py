@@ -200,6 +200,8 @@ def mean(
         >>> nats = xr.DataArray([1.0, 2.0, 3.0], dims="prompt", coords=pairs)
         >>> f"{mean(nats):.1f}"
         '2.0 [-0.5, 4.5]'
+        >>> f"{mean(nats[:1]):.1f}", f"{mean(nats[:0])}"
+        ('1.0 [no interval, n = 1]', 'no number')
 
     Args:
         values: Over (prompt,).

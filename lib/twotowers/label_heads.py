@@ -1,8 +1,9 @@
 """Rules of chapters 8 and 9: whether heads write the labels of sentences, and attend to them.
 
-    >>> sums = xr.DataArray([[[0.4]], [[0.1]]], {"label": LABELS}, ["label", *SETS_AND_HEADS])
-    >>> share_that_attends(sums).item()
-    1.0
+    >>> right_and_other = [[[0.4, 0.4, 0.04, 0.9]], [[0.2, 0.21, 0.0, 0.0]]]  # of four heads
+    >>> sums = xr.DataArray(right_and_other, {"label": LABELS}, ["label", *SETS_AND_HEADS])
+    >>> share_that_attends(sums).item()  # the first and the last
+    0.5
 
 A rule is a share of sets of sentences.
 """

@@ -62,6 +62,9 @@ def sums_by_word(values: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
 def by_half(values: xr.DataArray) -> xr.DataArray:
     """Return means over the first and over the second half of the heads of a list.
 
+        >>> by_half(xr.DataArray([1.0, 3.0, 5.0, 7.0], dims="selected_head")).to_series().to_dict()
+        {'foo-heads': 2.0, 'bar-heads': 6.0}
+
     Args:
         values: Over (..., selected_head).
 
@@ -80,6 +83,10 @@ def by_half(values: xr.DataArray) -> xr.DataArray:
 
 def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
     """Return the own label of each head of a list, and the other label.
+
+        >>> own, other = own_and_other(xr.DataArray([0.1, 0.2], dims="selected_head"))
+        >>> own.values.tolist(), other.values.tolist()
+        (['foo', 'bar'], ['bar', 'foo'])
 
     Args:
         values: Over (..., selected_head).
@@ -136,6 +143,13 @@ def by_answer(
 
 def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str]) -> xr.DataArray:
     """Return means of the heads of a list, and of heads in no list, which random lists consist of.
+
+        >>> dims = ("prompt", "selected_head")
+        >>> two, three = {"selected_head": ["0-0", "0-1"]}, {"selected_head": ["0-0", "1-1", "2-2"]}
+        >>> of_list = xr.DataArray([[1.0, 2.0], [3.0, 4.0]], two, dims)
+        >>> others = xr.DataArray([[9.0, 9.0, 5.0]], three, dims)
+        >>> with_others(of_list, others, ["0-0", "0-1", "1-1", "3-3"]).to_series().to_dict()
+        {'0-0': 2.0, '0-1': 3.0, '2-2': 5.0}
 
     Args:
         values: Values of the list, over (..., prompt, selected_head).

@@ -133,9 +133,9 @@ def _cell(row: Any) -> str:
 def shown(table: pd.DataFrame, index: bool = False, **formats: Any) -> Styler:
     """Return a table for a page, with escaped text and the shown names of models.
 
-        >>> styler = shown(pd.DataFrame({"model": ["smollm2-135m"], "nats": [-0.001]}), precision=2)
-        >>> styler.data.values.tolist()
-        [['SmolLM2-135M', 0.0]]
+        >>> table = pd.DataFrame({"model": ["smollm2-135m"], "nats": [-0.001], "heads": [3]})
+        >>> shown(table, precision=2).data.values.tolist()
+        [['SmolLM2-135M', 0.0, 3]]
 
     Args:
         table: Numbers and texts.

@@ -202,6 +202,13 @@ def compare_lists(
 def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
     """Return the mean of the results that can be tested, with the words of each.
 
+        >>> half, all_of = Result(0.5, "half", [0, 1], [0, 1]), Result(1.0, "all", [0, 0], [1, 1])
+        >>> found = mean_of_results({"a": half, "b": all_of, "c": Result(math.nan, "few")}, "none")
+        >>> found.value, found.words, found.random.tolist(), found.resampled.tolist()
+        (0.75, 'a: half; b: all', [0.0, 0.5], [0.5, 1.0])
+        >>> mean_of_results({"c": Result(math.nan, "few")}, "none").words
+        'none'
+
     Args:
         results: Results of one model, with random lists and resamples.
         reason: Reason why there is no mean, if none of them can be tested.
@@ -321,6 +328,9 @@ def content_share(attention: xr.DataArray) -> float:
 
 def share_in_words(share: float) -> str:
     """Return a share of `content_share` in words.
+
+        >>> share_in_words(0.125), share_in_words(math.nan)
+        ('12%', 'no share (a difference below 0.01)')
 
     Args:
         share: The share, or NaN.

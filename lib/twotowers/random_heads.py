@@ -38,6 +38,24 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
     The sets do not depend on the order of `heads`, and each random head stands at the place of the
     head that it replaces. Sets are drawn one after the other, so fewer sets are the first of more.
 
+        >>> two, free = [Head(0, 0), Head(0, 1)], np.zeros((2, 6), bool)
+        >>> free[0, 2:] = True  # four heads, so six sets
+        >>> sets = draw_random_sets(two, free)
+        >>> len(sets), len({frozenset(heads) for heads in sets})
+        (6, 6)
+        >>> draw_random_sets(two, free, 4) == sets[:4]
+        True
+        >>> draw_random_sets(two[::-1], free) == [heads[::-1] for heads in sets]
+        True
+        >>> free = np.ones((3, 12), bool)
+        >>> free[1, 0] = False
+        >>> layers = [head.layer for [head] in draw_random_sets([Head(1, 0)], free)]
+        >>> len(layers), set(layers[:11]), set(layers[11:])
+        (20, {1}, {0})
+        >>> free = np.ones((3, 30), bool)
+        >>> {head.layer for [head] in draw_random_sets([Head(1, 0)], free)}
+        {1}
+
     Args:
         heads: Heads to replace.
         free: Booleans over (layer, head), true for heads that can be drawn (`in_other_groups`,
@@ -145,6 +163,11 @@ def in_same_layers(heads: Heads, measured: np.ndarray) -> np.ndarray:
 
 def control_sets(heads: Heads, sizes: Sizes, n_sets: int) -> Sets:
     """Return different random sets of any heads of a model, in other key-value groups.
+
+        >>> sizes = {"layers": 3, "heads": 2, "key_value_heads": 2}
+        >>> (heads,) = control_sets([Head(1, 0), Head(1, 1)], sizes, 3)  # in place of a whole layer
+        >>> sorted(map(str, heads))
+        ['2-0', '2-1']
 
     Args:
         heads: Set that random sets are matched to.

@@ -44,6 +44,10 @@ def read_row(
 
         >>> read_row("key", "love : bar", ["-Love", "eight"], {"love"}, {"one"})
         ('key', 'love : bar', [('-Love', True), ('eight', False)], True)
+        >>> read_row("key", "love : bar", ["-Love", "one"], {"love"}, {"one"})[3]
+        False
+        >>> read_row("value", "love : bar", ["eight", "bar"], {"bar"}, among=1)[3]
+        False
 
     Args:
         kind: Kind of vector.
@@ -65,10 +69,13 @@ def find_readers(
 ) -> Readers:
     """Return how many kinds of vectors each head reads, and the listed head that reads most.
 
-        >>> fits, fails = ("value", "a : foo", [("foo", True)], True), ("key", "a : foo", [], False)
-        >>> found = find_readers({"3-1": [fits, fails]}, ["3-1"], {"value": 1, "key": 1})
-        >>> found.kinds.item(), found.words
-        (1, 'head 3-1: 1 of 1 value rows, 0 of 1 key rows')
+        >>> value, key = ("value", "", [], True), ("key", "", [], True)
+        >>> tables = {"0-0": [value], "0-1": [value, value], "0-2": [key], "0-3": [value, key]}
+        >>> found = find_readers(tables, ["0-2", "0-0", "0-1"], {"value": 2, "key": 3})
+        >>> found.kinds.to_series().to_dict()  # half of the rows of a kind are enough
+        {'0-0': 1, '0-1': 1, '0-2': 0, '0-3': 1}
+        >>> found.words  # of the given heads, that with most rows
+        'head 0-1: 2 of 2 value rows, 0 of 3 key rows'
 
     Args:
         tables: Rows by the name of the head.

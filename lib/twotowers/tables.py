@@ -190,6 +190,8 @@ def shown_name(text: str) -> str:
 
         >>> shown_name("smollm2-135m, 18-6")
         'SmolLM2-135M, 18-6'
+        >>> shown_name("my/smollm2-135m smollm2-135m-mine: x")
+        'my/smollm2-135m smollm2-135m-mine: x'
 
     Args:
         text: Any text.

@@ -100,6 +100,13 @@ def with_class_sums(
     Within a class each label keeps its share of the sum, and all other positions keep their shares
     of the rest. If a class, or the rest, has no attention at all, its new sum is spread evenly.
 
+        >>> weights = torch.tensor([[[[0.1, 0.3, 0.2, 0.0, 0.4]]]])
+        >>> true_sum, other_sum = torch.tensor([[[[0.2]]]]), torch.tensor([[[[0.5]]]])
+        >>> with_class_sums(weights, torch.tensor([[1, 1, -1, -1, 0]]), true_sum, other_sum)
+        tensor([[[[0.0500, 0.1500, 0.5000, 0.0000, 0.3000]]]])
+        >>> with_class_sums(weights, torch.tensor([[1, 1, 0, -1, 0]]), true_sum, other_sum)
+        tensor([[[[0.0500, 0.1500, 0.1000, 0.5000, 0.2000]]]])
+
     Args:
         weights: Attention weights (batch, head, row, position).
         places: Signs of the label positions (batch, position).

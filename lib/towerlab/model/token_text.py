@@ -86,6 +86,9 @@ class Lexicon:
 def content_words(text: str) -> frozenset[str]:
     """Return the words of a text that are not stop words, in lower case.
 
+        >>> sorted(content_words("The dog's 2 bones, in a Box"))
+        ['2', 'bones', 'box', 'dog']
+
     Args:
         text: Any text.
 

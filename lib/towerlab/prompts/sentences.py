@@ -189,7 +189,12 @@ def labelled_texts(name: str, content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def mended(text: str) -> str:
-    """Return a text of AG News without broken entities, HTML tags, and backslashes.
+    r"""Return a text of AG News without broken entities, HTML tags, and backslashes.
+
+        >>> mended("It #39;s quot;on quot; <b>now</b> \\$5")
+        'It\'s"on"  now  $5'
+        >>> mended("AT&T #5 up; <EM.N> a < b")
+        'AT&T #5 up; <EM.N> a < b'
 
     Args:
         text: A text of the file.

@@ -5,6 +5,15 @@
     'love : bar like : bar eight : foo one :'
     >>> in_order(CASE, patterns(CASE)[0]).text            # true ones first, v1 section 5.2
     'eight : foo two : foo love : bar like : bar one :'
+    >>> patterns(CASE)
+    ['TTFF', 'TFTF', 'TFFT', 'FTTF', 'FTFT', 'FFTT']
+    >>> one_fewer(CASE, kind=False).text
+    'love : bar eight : foo two : foo one :'
+    >>> with_query(CASE, "hate", "sentiment").true_label
+    'bar'
+    >>> exchanged = exchanged_labels(CASE)
+    >>> exchanged.text, exchanged.true_label, exchanged_labels(exchanged) == CASE
+    ('love : foo like : foo eight : bar two : bar one :', 'bar', True)
 
 Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt
 and its variants can be joined and resampled together. A pattern such as "FFTT" marks the places
