@@ -182,9 +182,9 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
     return Model(kind, hf.eval().requires_grad_(False), None, row, f"{kind}@tiny")
 
 
-def save_tiny(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> None:
+def save_tiny(folder: Path, kind: str) -> None:
     """A tiny model as a folder, with a tokenizer of as many words."""
-    tiny(kind, dtype).hf.save_pretrained(folder)
+    tiny(kind, torch.float32).hf.save_pretrained(folder)
     word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
 
 
@@ -297,6 +297,13 @@ def make_home(folder: Path, *changed: str) -> Path:
         elif path.name != "measurements":
             copy.symlink_to(path)
     return folder
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    """Put a text in place of another, which a file has."""
+    text = path.read_text("utf8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf8")
 
 
 def shared(path: str) -> Path:

@@ -11,7 +11,7 @@ from conftest import ROOT
 from tolerances import near
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.sets import draw_random_sets
-from twotowers import head_selection, random_heads
+from twotowers import head_selection
 from twotowers.heads import Head
 from twotowers.settings import Settings
 
@@ -68,21 +68,6 @@ def test_heads_by_writing_write_and_those_by_attention_attend():
 def test_a_rule_may_name_no_heads():
     sets = head_selection.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]), k=5)
     assert sets["by written logit difference"] == sets["by attention"] == []
-
-
-def sizes(layers, heads, key_value_heads):
-    return {"layers": layers, "heads": heads, "key_value_heads": key_value_heads}
-
-
-@pytest.mark.parametrize("group", [1, 2, 3])
-def test_controls_come_from_other_groups(group):
-    heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    controls = random_heads.control_sets(heads, sizes(6, 6, 6 // group), n_sets=100)
-    assert len({tuple(sorted(control)) for control in controls}) == len(controls) > 1
-    for control in controls:
-        assert len(set(control)) == len(heads)
-        assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
-        assert [layer for layer, _ in control] == [2, 2, 3]
 
 
 def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():

@@ -15,11 +15,11 @@ from twotowers.heads import Head
 SETS = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1)]}
 
 
-def measured(model, encoded, sets=SETS):
+def measured(model, encoded):
     model = replace(model)
     model.encode = lambda _: encoded
     changes = {"as it is": lambda prompt: prompt}
-    return remedied(model, encoded, sets, changes).sel(change="as it is")
+    return remedied(model, encoded, SETS, changes).sel(change="as it is")
 
 
 def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):

@@ -4,7 +4,7 @@ import csv
 import unicodedata
 
 import pytest
-from conftest import ROOT, make_home, refused
+from conftest import ROOT, make_home, refused, replace_in
 from towerlab.measure.pipeline import Pipeline
 from towerlab.prompts import blocks, sentences
 from twotowers import evidence, files, identity, settings
@@ -37,11 +37,8 @@ def forget():
         reader.cache_clear()
 
 
-def change(home, file, old, new, encoding="utf8"):
-    path = home / "data" / file
-    text = path.read_text("utf8")
-    assert old in text
-    path.write_bytes(text.replace(old, new).encode(encoding))
+def change(home, file, old, new):
+    replace_in(home / "data" / file, old, new)
     forget()
 
 
@@ -111,12 +108,23 @@ def test_a_run_on_sentences_names_what_is_missing(home):
     )
 
 
-def own_sentences(home, classes, n=12):
+def test_own_sentences_are_drawn_without_a_download(monkeypatch):
+    monkeypatch.setattr(sentences, "fetch", lambda name: pytest.fail("a file was fetched"))
+    run = Pipeline(Settings(suite="sentences", k=4, separator="space"))
+    texts = sentences.class_texts("sentences")
+    prompts = run.design.blocks(4, 1)
+    assert {p.dataset for p in prompts} == {*sentences.class_pairs("sentences")}
+    for p in prompts:
+        assert p.query in texts[p.query_class]
+        assert all(d.text in texts[d.cls] for d in p.demonstrations)
+
+
+def own_sentences(home, classes):
     with (home / "data/sentences/own.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("class", "sentence"))
         table.writerows(
-            (cls, f"This is sentence {i} of {cls}") for cls in classes for i in range(n)
+            (cls, f"This is sentence {i} of {cls}") for cls in classes for i in range(12)
         )
     forget()
 

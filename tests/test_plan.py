@@ -2,7 +2,7 @@
 missing is measured once."""
 
 import pytest
-from conftest import make_home
+from conftest import make_home, replace_in
 from towerlab import plan
 from twotowers import catalogue
 from twotowers.paths import HOME
@@ -21,10 +21,7 @@ def changed(tmp_path, monkeypatch):
         home = make_home(tmp_path / "home", table)
         monkeypatch.setenv(HOME, str(home))
         was = {name: CHAPTERS.tables(name) for name in CHAPTERS.notebooks}
-        path = home / "data" / table
-        text = path.read_text("utf8")
-        assert before in text
-        path.write_text(text.replace(before, after, 1), "utf8")
+        replace_in(home / "data" / table, before, after)
         return {name for name in was if CHAPTERS.tables(name) != was[name]}
 
     return change

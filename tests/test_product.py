@@ -1,6 +1,8 @@
 """Chapter 11's analysis tells answers that follow the product of the two towers from those that
 follow their sum."""
 
+import itertools
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -16,29 +18,25 @@ def chapter():
     return functions_of("11-two-towers-moved")
 
 
-def planted(chapter, axis, noise=0.5, n=160):
+def planted(chapter, axis):
     """Prompts of eight class pairs and four label pairs whose answer is a saturating curve on one
     axis."""
     rng = np.random.default_rng(0)
-    pairs = [f"a{i}/b{i}" for i in range(8)]
-    at = np.arange(n)
-    pair = np.array(pairs)[at % 8]
+    labels = "foo/bar", "x/y", "u/v", "s/t"
+    both = [*itertools.product("ab", labels, range(8))] * 3
     coordinates = {
-        "class_pair": ("prompt", pair), "label_pair": ("prompt", np.array(["foo/bar", "x/y", "u/v",
-                                                                 "s/t"])[at // 8 % 4]),
-        "query_class": ("prompt", np.where(at // 32 % 2 == 0, [p.split("/")[0] for p in pair],
-                                   [p.split("/")[1] for p in pair])),
-        "query_coefficient": list(COEFFICIENTS), "key_coefficient": list(COEFFICIENTS),
+        "class_pair": ("prompt", [f"a{i}/b{i}" for *_, i in both]),
+        "label_pair": ("prompt", [label_pair for _, label_pair, _ in both]),
+        "query_class": ("prompt", [f"{side}{i}" for side, _, i in both]),
+        "query_coefficient": [*COEFFICIENTS],
+        "key_coefficient": [*COEFFICIENTS],
         "head_set": ["these"],
-    }  # fmt: skip
+    }
     empty = chapter["with_is_first"](xr.Dataset(coords=coordinates))
     x = chapter["on_axis"](empty, axis).transpose("prompt", ...)
-    own = rng.normal(size=(n, 1, 1))  # how well each prompt is answered is no matter of towers
-    return empty.assign(
-        logit_difference=(np.tanh(0.6 * x) + own + noise * rng.normal(size=x.shape)).expand_dims(
-            "head_set"
-        )
-    )
+    own = rng.normal(size=(len(both), 1, 1))  # how well each prompt is answered is no matter here
+    answers = np.tanh(0.6 * x) + own + 0.5 * rng.normal(size=x.shape)
+    return empty.assign(logit_difference=answers.expand_dims("head_set"))
 
 
 def verdict(chapter, y):

@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, make_home
+from conftest import ROOT, make_home, replace_in
+from test_analysis import imported
 from twotowers import catalogue
 from twotowers.identity import identity_of as identity
 from twotowers.paths import HOME
@@ -36,10 +37,8 @@ LEFT_OUT = {
 @cache
 def imports(text: str) -> set[str]:
     """What a module imports of what counts."""
-    names = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    names = imported(text)
+    names |= {name.rpartition(".")[0] for name in names}
     return {
         name
         for name in names - LEFT_OUT
@@ -125,9 +124,7 @@ def home(tmp_path, monkeypatch):
 
 
 def change(path, old, new):
-    text = path.read_text("utf8")
-    assert old in text
-    path.write_text(text.replace(old, new), "utf8")
+    replace_in(path, old, new)
     catalogue.catalogue.cache_clear()
 
 

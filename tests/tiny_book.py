@@ -99,9 +99,9 @@ def commands_below(process):
     return subprocess.run(arguments, text=True, stdout=subprocess.PIPE).stdout
 
 
-def kill_when(process, ready, seconds=240):
+def kill_when(process, ready):
     """`kill` as soon as `ready()`."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + 240
     while not ready() and process.poll() is None:
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -47,6 +47,9 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
         True
         >>> draw_random_sets(two[::-1], free) == [heads[::-1] for heads in sets]
         True
+        >>> of_two_layers = draw_random_sets([Head(1, 0), *two], np.ones((2, 6), bool))
+        >>> {tuple(head.layer for head in heads) for heads in of_two_layers}
+        {(1, 0, 0)}
         >>> free = np.ones((3, 12), bool)
         >>> free[1, 0] = False
         >>> layers = [head.layer for [head] in draw_random_sets([Head(1, 0)], free)]
@@ -122,6 +125,10 @@ def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
 
 def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
     """Return which measured heads are outside the key-value groups of some heads.
+
+        >>> in_other_groups([Head(0, 1)], np.ones((2, 4), bool), n_key_value_heads=2)
+        array([[False, False,  True,  True],
+               [ True,  True,  True,  True]])
 
     Args:
         heads: Heads to replace.

@@ -9,8 +9,6 @@ commit and its SHA-256. No published sentence is in this repository or in any me
     ('negative/positive', 'science/sport')
     >>> sorted(class_texts("sentences"))
     ['negative', 'positive', 'science', 'sport']
-    >>> list(labelled_texts("sst2", b"0\tDull .\nno line of the set"))
-    [('negative', 'Dull .')]
 """
 
 from __future__ import annotations
@@ -136,9 +134,13 @@ def set_texts(name: str) -> dict[str, list[str]]:
 
 
 def usable(name: str, content: bytes) -> dict[str, list[str]]:
-    """Return the texts of each class of one file, mended and with single spaces.
+    r"""Return the texts of each class of one file, mended and with single spaces.
 
     A text is left out if it is a duplicate, is in two classes, has no words, or is too long.
+
+        >>> content = b"0\tgood one\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n"
+        >>> usable("sst2", content + b"0\t...\n1\t" + b"long " * 61)
+        {'sst2 negative': ['good one'], 'sst2 positive': ['fine film']}
 
     Args:
         name: Published set.
@@ -163,10 +165,19 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
 
 
 def labelled_texts(name: str, content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the class and the text of every line that fits the pattern of the set.
+    r"""Yield the class and the text of every line that fits the pattern of the set.
 
     Tokens of the publishers (-lrb-, ``) and damaged letters in the files (12 lines of ethos) are
     not changed.
+
+        >>> list(labelled_texts("sst2", b"0\tDull .\n1\tA joy\n\nbroken\n"))
+        [('negative', 'Dull .'), ('positive', 'A joy')]
+        >>> list(labelled_texts("trec", b"HUM:ind Who is Zo\xeb ?\r\nXXX:a b\r\n"))
+        [('human', 'Who is Zoë ?')]
+        >>> list(labelled_texts("agnews", b'"2","The ""final"" cup","It is on"\n9,a,b\n'))
+        [('sports', 'The "final" cup It is on')]
+        >>> list(labelled_texts("ethos", b"comment;isHate\nyou; 0.5\nyou;0.5\nnice;0.49\nno;2\n"))
+        [('hate', 'you'), ('acceptable', 'nice')]
 
     Args:
         name: Published set.
