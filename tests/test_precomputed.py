@@ -12,8 +12,8 @@ from twotowers import book, files, pages
 
 ON_EACH_PUSH = ("04-attention-weights",)
 SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
-OF_THE_PAPER = """paper paper_ranks paper_balance paper_exchanges paper_queries paper_changes paper_ablations
-  paper_remedies single_prompt decomposition"""
+OF_THE_PAPER = """paper paper_ranks paper_balance paper_exchanges paper_queries paper_changes
+  paper_ablations paper_remedies single_prompt decomposition"""
 
 
 @pytest.fixture

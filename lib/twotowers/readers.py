@@ -71,11 +71,11 @@ def find_readers(
 
         >>> value, key = ("value", "", [], True), ("key", "", [], True)
         >>> tables = {"0-0": [value], "0-1": [value, value], "0-2": [key], "0-3": [value, key]}
-        >>> found = find_readers(tables, ["0-2", "0-0", "0-1"], {"value": 2, "key": 3})
+        >>> found = find_readers(tables, ["0-2", "0-0", "0-1"], {"value": 2, "key": 2})
         >>> found.kinds.to_series().to_dict()  # half of the rows of a kind are enough
-        {'0-0': 1, '0-1': 1, '0-2': 0, '0-3': 1}
+        {'0-0': 1, '0-1': 1, '0-2': 1, '0-3': 2}
         >>> found.words  # of the given heads, that with most rows
-        'head 0-1: 2 of 2 value rows, 0 of 3 key rows'
+        'head 0-1: 2 of 2 value rows, 0 of 2 key rows'
 
     Args:
         tables: Rows by the name of the head.
