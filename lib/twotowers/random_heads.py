@@ -56,8 +56,10 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
         >>> len(layers), set(layers[:11]), set(layers[11:])
         (20, {1}, {0})
         >>> free = np.ones((3, 30), bool)
-        >>> {head.layer for [head] in draw_random_sets([Head(1, 0)], free)}
-        {1}
+        >>> free[1, 0] = False
+        >>> layers = [head.layer for [head] in draw_random_sets([Head(1, 0)], free)]
+        >>> len(layers), set(layers)
+        (29, {1})
 
     Args:
         heads: Heads to replace.
