@@ -26,7 +26,8 @@ def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
     told = opening_page.sentences(rows)
     first, *others = told
     assert first == "word prompts"
-    assert others == ["exchange-query", "used", "query-beyond-attention", "product"]
+    others_told = ["exchange-query", "used", "beyond-inputs", "query-beyond-attention", "product"]
+    assert others == others_told
     assert all(told.values())
     moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == "product", claims.UNDECIDED))
     gone = [name for name, text in opening_page.sentences(moved).items() if not text]
@@ -36,7 +37,7 @@ def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
 def test_the_question_is_answered_as_long_as_both_of_its_sentences_stand(rows):
     own = rows.assign(model="mine--1a2b3c", verdict=claims.ABSENT)
     text = opening_page.answer(pd.concat([rows, own]))
-    assert "<b>Yes, they do</b>, in all 6 models that we tested, 5 of them pretrained." in text
+    assert "<b>Yes, with two limits</b>, in all 6 models that we tested" in text
     for claim in ("used", "exchange-query"):
         moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == claim, claims.UNDECIDED))
         assert "Yes" not in opening_page.answer(moved)
@@ -83,7 +84,8 @@ def test_the_second_card_names_the_results_that_no_model_shows(judged, rows, tmp
     n_holds = (rows["verdict"] == claims.HOLDS).sum()
     words = f"Of {n_holds} verdicts that a claim holds in a model, {n_holds} have p below 0.05"
     assert words in text
-    assert "4 of 7 tests agree. 1 of these are in models that fail the task" in text
+    assert "4 of 7 tests agree. In 1 of these, random heads do as well; in 1, too few" in text
+    assert "1 are in models that fail the task if both orders count" in text
 
 
 def test_models_that_differ_from_most_are_named(rows):
@@ -118,6 +120,18 @@ def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
     table = opening_page.catch(tmp_path, rows.assign(mark=claims.BY_POSITION))
     assert "mini-gpt2: 100% right labels last, 25% first" in table
     assert table.count("<tr>") - 2 == len(rows[rows["claim"] == "word prompts"])
+
+
+def test_three_kinds_of_prompts_tell_pretrained_models_apart(rows, tmp_path, monkeypatch):
+    task = rows[rows["claim"] == "word prompts"]
+    on_blocks = task.assign(effect=[0.9] + [0.6] * (len(task) - 1))
+    monkeypatch.setattr(opening_page.evidence, "read", lambda *args, **options: on_blocks)
+    in_order = pd.DataFrame({"last": 0.97}, index=task["model"])
+    monkeypatch.setattr(opening_page, "accuracies", lambda build: in_order)
+    shares = [0.8, 0.5, *[0.55] * (len(task) - 2)]
+    text = opening_page.kinds_of_prompts(tmp_path, task.assign(effect=shares))
+    cells = [re.sub("<[^>]*>", "", cell) for cell in re.findall("<td>.*?</td>", text)]
+    assert cells == ["97%", "97%", "50%–55%", "80%", "60%", "90%"]
 
 
 def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp_path):

@@ -62,7 +62,9 @@ def test_the_result_in_words_follows_from_the_verdicts(values, random, words):
 
 def test_few_random_lists_are_no_test():
     rows = [*judged(1, random=[0.0] * 20), *judged(1, random=[0.0] * 3)]
-    assert strips.headline(rows).endswith("Random heads do not reach it, as far as tested.")
+    assert strips.headline(rows).endswith(
+        "Random heads do not reach it in 1 of these; in the others, too few are left for a test."
+    )
 
 
 def test_a_strip_says_how_many_prompts():

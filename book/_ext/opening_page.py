@@ -83,16 +83,19 @@ def answer(rows: pd.DataFrame) -> str:
     models = findings[findings["claim"] == "used"]["model"].unique()
     n_pretrained = sum(model not in included_models() for model in models)
     depends, on_word = told.get("exchange-query", ""), told.get("used", "")
+    limits = [told[name] for name in ("beyond-inputs", "word prompts") if told.get(name)]
+    limited = ("they do", "with a limit", "with two limits")[len(limits)]
     extent = f"{len(models)} models that we tested, {n_pretrained} of them pretrained. "
-    found = f"<b>Yes, they do</b>, in all {extent}{depends} {on_word}"
+    found = f"<b>Yes, {limited}</b>, in all {extent}{depends} {on_word}"
+    listed = "".join(f"<li>{limit}</li>" for limit in limits)
     return (
-        '<p class="opening-answer">Show a language model four labelled words '
+        '<div class="opening-answer"><p>Show a language model four labelled words '
         "(<i>demonstrations</i>), and it labels a fifth (the <i>query</i>). "
         '<a href="references.html">A paper of 2024</a> says that a few <a '
         'href="glossary.html#term-head">attention heads</a> compare the '
         "query with the demonstrations, and copy the label of similar ones. "
-        f"{found if depends and on_word else ''} <b>{told.get('word prompts', '')}</b> "
-        '<a href="story.html"><b>See it in six pictures</b></a>.</p>'
+        f"{found if depends and on_word else ''} "
+        f'<a href="story.html"><b>See it in six pictures</b></a>.</p><ul>{listed}</ul></div>'
     )
 
 
@@ -119,12 +122,13 @@ def accuracies(build: Path) -> pd.DataFrame:
     return pd.DataFrame(rates).T
 
 
-def catch(build: Path, rows: pd.DataFrame) -> str:
+def catch(build: Path, rows: pd.DataFrame, below: str = "") -> str:
     """Return a picture of both orders of the paper's prompts, with one line for each model.
 
     Args:
         build: Folder of built files.
         rows: Rows of evidence, whose marks say how a model answers.
+        below: HTML below the picture.
     """
     rates = accuracies(build)
     lines = "".join(
@@ -146,7 +150,41 @@ def catch(build: Path, rows: pd.DataFrame) -> str:
         "</tfoot></table>"
         '<p class="strip-key">Share of prompts in which the right label is likelier than the '
         "other; the dashed line is chance. The paper has the right labels last. "
-        '<a href="01-locate.html#paper-word-prompts">Chapter&nbsp;1</a></p></section>'
+        f'<a href="01-locate.html#paper-word-prompts">Chapter&nbsp;1</a></p>{below}</section>'
+    )
+
+
+def kinds_of_prompts(build: Path, rows: pd.DataFrame) -> str:
+    """Return a table of how often models are right on each kind of prompts.
+
+    Args:
+        build: Folder of built files.
+        rows: Rows of evidence.
+    """
+    task = claims.TASK[0]
+    on_paper = rows[rows["claim"] == task].set_index("model")["effect"]
+    solved = evidence.read(build / "evidence", [task], solved=True)
+    on_blocks = solved.set_index("model")["effect"]
+    last = accuracies(build)["last"].reindex(on_paper.index)
+    shares = {
+        "the paper's prompts, right labels last": last,
+        "the same prompts in both orders (80%: a model <i>solves</i> the task)": on_paper,
+        "our balanced prompts, in each model's best format (clearly above 50%: it <i>learns</i> "
+        "the task), for the answer above": on_blocks,
+    }
+    is_own = [model in included_models() for model in on_paper.index]
+    own = on_paper.index[is_own]
+    lines = ""
+    for prompts, share in shares.items():
+        cells = ""
+        for part in (share.drop(own, errors="ignore"), share.reindex(own)):
+            ends = dict.fromkeys(percent(x) for x in (part.min(), part.max()) if x == x)
+            cells += f"<td>{'–'.join(ends)}</td>"
+        lines += f'<tr><th scope="row">{prompts}</th>{cells}</tr>'
+    names = ", ".join(shown_name(model) for model in own)
+    return (
+        '<table class="opening-prompts"><thead><tr><th>share of right answers</th>'
+        f"<th>pretrained</th><th>{names}</th></tr></thead><tbody>{lines}</tbody></table>"
     )
 
 
@@ -201,10 +239,14 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     judged = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
     agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
     n_failing = (agrees["mark"] != "").sum()
+    n_unspecific = (agrees["verdict"] == claims.AGREES_UNSPECIFIC).sum()
+    n_too_few = (agrees["verdict"] == claims.AGREES_TOO_FEW).sum()
     little = (
         f"{never_in(solved)}<p>On the paper's own prompts, {len(agrees)} of {len(judged)} tests "
-        f"agree. {n_failing} of these are in models that fail the task there: they say the nearest "
-        'label, or one label word (<a href="figure-by-figure.html">figure by figure</a>).</p>'
+        f"agree. In {n_unspecific} of these, random heads do as well; in {n_too_few}, too few are "
+        f"left for a test. {n_failing} are in models that fail the task if both orders count: they "
+        'say the nearest label, or one label word (<a href="figure-by-figure.html">figure by '
+        "figure</a>).</p>"
     )
     parts = {
         "Holds": plain_words.claim_strip(rows, "exchange-query")
@@ -285,7 +327,8 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
         f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])} "
         f"(layer-head): the score of {matrix['n']} query words (rows) with as many words of "
         "demonstrations (columns), sorted by class. Violet is above the mean of the row, brown "
-        "below. On the diagonal a word meets itself, and around it the words of its class."
+        "below. On the diagonal a word meets itself, and around it the words of its class. "
+        "Figure 13.1 names the classes, and the scores under the pointer."
     )
     alt_text = f"Matrix of scores of {matrix['n']} words with each other"
     return (
@@ -318,7 +361,8 @@ def drawn(build: Path) -> str:
     links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
         f'<div id="opening-page" class="opening">{answer(rows)}{live_prompt.drawn(build)}'
-        f"{catch(build, rows)}{cards(build, rows)}{metric(build, rows)}"
+        f"{catch(build, rows, kinds_of_prompts(build, rows))}"
+        f"{cards(build, rows)}{metric(build, rows)}"
         f'<nav class="opening-links" aria-label="Where to go">{links}</nav>'
         f'<p class="opening-by">{escape(_byline())}</p></div>'
     )

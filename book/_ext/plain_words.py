@@ -16,17 +16,18 @@ from twotowers.tables import shown_name
 STATEMENTS = {
     "exchange-query": "Give five heads the query of a prompt about the other class. The answer "
     "moves towards the other label, and more than with random heads.",
-    "product": "Move the query and the keys of five heads at the same time. The answer follows the "
-    "product of the two moves more closely than their sum, and than either move alone.",
-    "same-word": "Within its class, a word is most similar to itself more often than by chance, "
-    "as it is in the inputs of these heads.",
+    "product": "Move the query and the keys of five heads at the same time. By algebra, scores "
+    "follow the product of the two moves. So does the answer, more closely than their sum, and "
+    "than either move alone.",
+    "same-word": "Within its class, a word is most similar to itself more often than by chance. In "
+    "pretrained models, the inputs of these heads do this more often.",
     "symmetric": "Two words that are similar in one direction are similar in the other.",
     "graded": "Within a class, words of similar meaning are more similar.",
     "beyond-inputs": "These heads tell the classes apart better than their inputs do.",
     "figure 6": "The heads of the paper's ranking attend much more to right labels than to other "
     "labels. Our bar: twice as much, in {part:.0%} of the heads.",
     "figure 8": "With one right demonstration fewer, the attention on right labels falls. It must, "
-    "since weights add up to one. Our bar: by {part:.0%} more than that.",
+    "since one right label fewer is left. Our bar: by {part:.0%} more than that.",
     "figure 10": "The same, in heads that rank high on two sets of words.",
 }
 """Statements by id; `part` is the bar of a result of the paper for partial agreement"""

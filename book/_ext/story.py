@@ -166,7 +166,7 @@ def _dots(scale: axes.Scale, answers: pd.Series, added: pd.Series | None) -> str
 
 def _figure(title: str, picture: str, pointed: str) -> str:
     """Return a matrix with its title and axes, and an arrow to its diagonal if that has words."""
-    arrow = '<path d="M75 262V90m-5 9 5-9 5 9"/>' if pointed else ""
+    arrow = '<path d="M75 262V112m-5 9 5-9 5 9"/>' if pointed else ""
     words = f'<text class="pointed" x="8" y="280">{pointed}</text>' if pointed else ""
     first, second = CLASS_PAIR
     columns = (

@@ -415,7 +415,8 @@ def corrected(rows: pd.DataFrame) -> str:
     n_small = (holds["p_holm"] < SMALL_P).sum()
     return (
         f"Of {len(holds)} verdicts that a claim holds in a model, {n_small} have p below "
-        f"{SMALL_P:g} after Holm's correction for all claims on the model."
+        f"{SMALL_P:g} after Holm's correction for all claims on the model. Of the others, some "
+        "may hold by chance."
     )
 
 

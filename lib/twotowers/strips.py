@@ -161,8 +161,12 @@ def _about_random(rows: Sequence[Row]) -> str:
     if not compared:
         return ""
     if not reached:
-        extent = "" if len(compared) == len(positive) else ", as far as tested"
-        return f"Random heads do not reach it{extent}."
+        if len(compared) == len(positive):
+            return "Random heads do not reach it."
+        return (
+            f"Random heads do not reach it in {len(compared)} of these; in the others, too few are "
+            "left for a test."
+        )
     if reached == len(positive):
         return "Random heads reach it as well."
     return f"In {reached} of these, random heads reach it as well."
