@@ -10,7 +10,6 @@ import xarray as xr
 from chapter_runs import functions_of
 from conftest import ROOT
 from tolerances import near
-from twotowers import word_scores
 
 CLASSES = ["animal", "country", "fruit", "tool"]
 PAIRS = ["animal/country", "animal/country", "fruit/tool", "fruit/tool"]
@@ -118,20 +117,6 @@ def test_words_of_users_are_left_out(chapter):
         dataset(["animal", "mine"]), ["letters"], chapter["correlations"]
     )
     assert values.sel(prompt="animal").notnull().all() and values.sel(prompt="mine").isnull().all()
-
-
-def test_selected_heads_are_those_of_other_class_pairs_and_a_class_without_any_is_left_out():
-    ds = dataset()
-    values = xr.DataArray(
-        np.arange(16.0).reshape(4, 1, 4), {"prompt": CLASSES}, ("prompt", "layer", "head")
-    )
-    means = word_scores.selected_mean(ds, values)
-    assert means.to_series().to_dict() == {"animal": 0.0, "country": 5.5, "fruit": 11.0}
-
-
-def test_a_head_is_selected_if_it_is_for_any_class_pair():
-    ds = dataset().assign_coords(role=("selected_head", ["other", "by attention"]))
-    assert word_scores.kinds(ds).values.tolist() == [["other heads"] * 3 + ["by attention"]]
 
 
 def test_the_picture_shows_differences_within_a_row_and_a_class_pair(chapter):

@@ -46,19 +46,3 @@ def test_sums_by_word_are_those_of_a_loop():
             other = "bar" if right[i] == "foo" else "foo"
             places = [j for j in range(3) if (right[i] if is_true[i, j] else other) == label]
             near(sums.sel(label=label, prompt=i), values[i, :, places].sum("demonstration"))
-
-
-def test_attention_is_that_on_a_label_where_it_is_the_answer():
-    """Four prompts' versions: foo is right in the first two, bar in the last two."""
-    on_true, on_other = ("change", [1.0, 3, 5, 7]), ("change", [10.0, 30, 50, 70])
-    ds = xr.Dataset(
-        {"attention_true": on_true, "attention_other": on_other}, {"change": list("abcd")}
-    )
-    attention = label_values.by_answer(ds, ["a", "b"], ["c", "d"])
-    assert attention.sel(answer="foo", label=["foo", "bar"]).values.tolist() == [2, 20]
-    assert attention.sel(answer="bar", label=["foo", "bar"]).values.tolist() == [60, 6]
-
-    of_heads = attention.expand_dims(selected_head=["0-0", "0-1"])  # one foo-head, one bar-head
-    where_answer, elsewhere = label_values.at_own_label(of_heads)
-    assert where_answer.values.tolist() == [2, 6]
-    assert elsewhere.values.tolist() == [60, 20]

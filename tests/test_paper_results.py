@@ -12,16 +12,7 @@ import xarray as xr
 from chapter_runs import evidence_of, shown_chapter
 from conftest import refused
 from tolerances import near
-from twotowers import (
-    answers,
-    claims,
-    evidence,
-    intervals,
-    paper_results,
-    random_heads,
-    strips,
-    tables,
-)
+from twotowers import claims, evidence, intervals, paper_results, random_heads, strips, tables
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import head_coordinates
 from twotowers.paper_results import BALANCED, Result
@@ -163,31 +154,6 @@ def test_what_random_lists_reach_is_not_specific(value, random, verdict):
     if not math.isnan(value):
         assert found["stability"] == 0.75
         assert ("reason" in found) == bool(claims.about_control(verdict) or random is None)
-
-
-def test_a_chart_shows_no_band_of_too_few_random_lists():
-    few = np.full(evidence.MIN_RANDOM_SETS, 0.5)
-    few[0] = np.nan  # no number in this list
-    assert paper_results.random_band(Result(0.5, "", random=few)) == {}
-    assert paper_results.random_band(Result(0.5, "")) == {}
-
-
-def test_without_one_percent_the_heads_are_those_of_both_rankings_in_turn():
-    """200 heads, of which two are 1%: their answers are named, by both scores."""
-    sets = ["none", "1 both in turn", "2 both in turn", "2 by increase"]
-    dose = xr.Dataset(
-        {
-            "top_answer": (("head_set", "prompt"), [[0, 0], [0, 0], [0, 7], [0, 0]]),
-            "logit_difference": (("head_set", "prompt"), [[1, 1], [1, 1], [-1, 1], [1, 1]]),
-        },
-        {"head_set": sets},
-        {"layers": 10, "heads": 20},
-    )
-    is_right = answers.without_one_percent(dose, "none")
-    assert is_right.head_set.values.tolist() == ["none", answers.ONE_PERCENT]
-    found = is_right.sel(head_set=answers.ONE_PERCENT)
-    assert found.sel(score="top token").values.tolist() == [True, False]
-    assert found.sel(score="between the labels").values.tolist() == [False, True]
 
 
 def test_a_second_comparison_is_with_other_heads_of_the_same_layers():

@@ -47,6 +47,14 @@ def count_one_percent(measurement: xr.Dataset) -> int:
 def without_one_percent(dose: xr.Dataset, *names: str) -> xr.DataArray:
     """Return which answers are right without 1% of the heads, by both rankings in turn.
 
+        >>> top, nats = ("head_set", [0, 0, 7]), ("head_set", [1, 1, 1])
+        >>> answers = {"top_answer": top, "logit_difference": nats}
+        >>> sets = {"head_set": ["none", "1 both in turn", "2 both in turn"]}
+        >>> dose = xr.Dataset(answers, sets, {"layers": 10, "heads": 20})  # two heads are 1%
+        >>> is_right = without_one_percent(dose, "none")
+        >>> is_right["head_set"].values.tolist(), is_right.sel(score="top token").values.tolist()
+        (['none', '1% of the heads'], [True, False])
+
     Args:
         dose: Measurement "dose" of a model, or its random sets.
         *names: Names of further sets of heads, such as "none".

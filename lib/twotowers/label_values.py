@@ -106,6 +106,12 @@ def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
 def at_own_label(attention: xr.DataArray) -> list[xr.DataArray]:
     """Return attention on own labels, where they are the answer and where the other label is.
 
+        >>> names = {"answer": WORDS, "label": WORDS}
+        >>> attention = xr.DataArray([[2, 20], [60, 6]], names, ("answer", "label"))
+        >>> of_heads = attention.expand_dims(selected_head=["0-0", "0-1"])  # a foo-head, a bar-head
+        >>> [values.values.tolist() for values in at_own_label(of_heads)]
+        [[2, 6], [60, 20]]
+
     Args:
         attention: Over (answer, label, ..., selected_head), with WORDS.
 
@@ -121,6 +127,12 @@ def by_answer(
     ds: xr.Dataset, foo: Sequence[str], bar: Sequence[str], prefix: str = ""
 ) -> xr.DataArray:
     """Return attention on both labels, where each of them is the answer.
+
+        >>> on_true, on_other = ("change", [1.0, 3.0, 5.0]), ("change", [10.0, 30.0, 50.0])
+        >>> variables = {"attention_true": on_true, "attention_other": on_other}
+        >>> ds = xr.Dataset(variables, {"change": ["a", "b", "c"]})
+        >>> by_answer(ds, ["a", "b"], ["c"]).values.tolist()  # foo and bar, where each is right
+        [[2.0, 20.0], [50.0, 5.0]]
 
     Args:
         ds: Measurement with attention on labels of the query's class and on the other labels.

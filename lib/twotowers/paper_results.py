@@ -228,6 +228,8 @@ def random_band(found: Result) -> dict[str, float]:
 
         >>> random_band(Result(19.5, "", random=range(21)))
         {'value': 10.0, 'low': 1.0, 'high': 19.0}
+        >>> random_band(Result(19.5, "")), random_band(Result(19.5, "", [math.nan, *range(19)]))
+        ({}, {})
 
     Args:
         found: The number in a model.

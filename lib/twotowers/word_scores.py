@@ -3,12 +3,13 @@
 A head is judged on the classes of a pair only if it was selected without this pair, so the selected
 heads may differ between classes.
 
-    >>> coordinates = {"selected_head": ["0-0", "0-1"]}
-    >>> is_selected = xr.DataArray([[True, False]], coordinates, ("prompt", "selected_head"))
+    >>> coordinates = {"prompt": ["a", "b", "c"], "selected_head": ["0-0", "0-1"]}
+    >>> selected = [[1, 0], [1, 1], [0, 0]]
+    >>> is_selected = xr.DataArray(selected, coordinates, ("prompt", "selected_head"))
     >>> word_towers = xr.Dataset({"is_selected": is_selected})
-    >>> scores = xr.DataArray([[[0.5, 0.1, 0.3]]], dims=("prompt", "layer", "head"))
-    >>> selected_mean(word_towers, scores).values.tolist()
-    [0.5]
+    >>> scores = xr.DataArray([[[0.5, 0.1, 0.3]]] * 3, dims=("prompt", "layer", "head"))
+    >>> selected_mean(word_towers, scores).to_series().to_dict()
+    {'a': 0.5, 'b': 0.3}
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ def selected_mean(word_towers: xr.Dataset, values: xr.DataArray) -> xr.DataArray
 
 def kinds(word_towers: xr.Dataset) -> xr.DataArray:
     """Return the kind of every head, one of KINDS, over (layer, head).
+
+        >>> roles = {"selected_head": ["0-0", "0-2"]}
+        >>> role = xr.DataArray(["other", "by attention"], roles, ["selected_head"])
+        >>> word_towers = xr.Dataset({"role": role, "x": (("layer", "head"), [[1, 2, 3]])})
+        >>> kinds(word_towers).values.tolist()
+        [['other heads', 'other heads', 'by attention']]
 
     Args:
         word_towers: Measurement "word_towers".
