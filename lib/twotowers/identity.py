@@ -171,7 +171,9 @@ def has_current_code(data: xr.Dataset, name: str) -> bool:
         name: Its name.
     """
     made_from = json.loads(data.attrs["identity"])
-    return versions(name).items() <= made_from["versions"].items()
+    recorded = made_from["versions"]
+    needed = versions(name)
+    return needed.items() <= recorded.items()
 
 
 def differs_only_in_numbers(data: xr.Dataset, identity: str) -> bool:
