@@ -268,3 +268,20 @@ def test_on_a_phone_wide_tables_of_the_first_page_are_lists_with_titles(first_pa
     cells = page.locator(".stacks tbody td")
     titles = cells.evaluate_all("all => all.map((cell) => cell.dataset.title)")
     assert titles and all(titles)
+
+
+@pytest.mark.parametrize("name", ["intro", "playground-page", "heads", "glossary"])
+def test_the_contents_of_a_page_open_on_a_phone_and_lead_on(name, home):
+    with browser(f"{home}book/{name}.html", 390, 844, home=home, has_touch=True) as page:
+        page.locator(".secondary-toggle").tap()
+        page.locator("dialog[open] nav a").first.tap()
+        page.wait_for_url("**#*")
+        page.wait_for_function("!document.querySelector('dialog[open]')")
+        page.locator(".secondary-toggle").tap(timeout=5000)  # nothing lies over the page
+
+
+def test_the_first_page_is_as_wide_as_each_window(home, first_page):
+    wide = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - innerWidth"
+    for width in (900, 1000, 1024, 1100, 1180, 1280):
+        first_page.set_viewport_size({"width": width, "height": 800})
+        assert first_page.evaluate(wide) <= 0, width

@@ -78,6 +78,11 @@
     for (const button of document.querySelectorAll("button[aria-label]:not(#playground-page *, #heads *)"))
       if (button.innerText.trim()) button.removeAttribute("aria-label");
   });
+  // The theme leaves the list of contents open over the part of the page that was chosen.
+  addEventListener("click", ({ target }) => {
+    const dialog = target.closest("a[href^='#']")?.closest("dialog[open]");
+    if (dialog) setTimeout(() => dialog.close());  // after the browser has gone there
+  });
   // On a phone the list of all results of the paper folds each picture. A link to a result opens it.
   function foldPictures() {
     if (innerWidth > 600) return;
