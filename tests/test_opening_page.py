@@ -167,7 +167,7 @@ def write_chart(folder, chapter, table):
 
 def test_the_matrix_is_that_of_a_pretrained_model(rows, tmp_path):
     assert opening_page.metric(tmp_path, rows) == ""  # the chapter was not made
-    row = {"title": "1-2, selected head", "n": 2}
+    row = {"title": "1-2, selected head", "n": 2, "classes": "animal tool", "limit": 5.3}
     models = "mini-gpt2", "SmolLM2-135M"
     table = [row | {"model": m, "picture": f"data:image/png;base64,{m}"} for m in models]
     write_chart(tmp_path, "13", table)

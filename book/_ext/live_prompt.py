@@ -157,7 +157,7 @@ def drawn(build: Path) -> str:
         "both orders."
     )
     off = (
-        f"These {NUMBERS[len(heads)]} heads are off and copy no label. The model guesses a word. "
+        f"These {NUMBERS[len(heads)]} heads are off and copy no label. "
         "In larger models, later heads can make up for some of it."
     )
     return (

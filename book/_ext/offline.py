@@ -86,6 +86,19 @@ def add_scripts(app, pagename, templatename, context, doctree) -> None:
         app.add_js_file("book/charts.js", loading_method="defer")
 
 
+def name_unsearched(app, pagename, templatename, context, doctree) -> None:
+    """Give pages that are not searched their titles in the search index.
+
+    Functions on such a page are found all the same, and the result says on which page they are.
+    The index is written after the page of the search.
+    """
+    if pagename != "search":
+        return
+    titles = app.builder.indexer._titles
+    for name, title in titles.items():
+        titles[name] = title or app.env.titles[name].astext()
+
+
 def _every_page(app, env) -> list[str]:
     """Return all pages, so that all are written if one is.
 
@@ -118,6 +131,7 @@ def setup(app) -> dict:
     app.connect("builder-inited", _write_files)
     app.connect("env-updated", _every_page)
     app.connect("html-page-context", add_scripts)
+    app.connect("html-page-context", name_unsearched)
     app.connect("html-page-context", playground_page.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
     app.connect("html-page-context", opening_page.add_scripts)

@@ -15,6 +15,7 @@ from html import escape, unescape
 from pathlib import Path
 
 import live_prompt
+import matrix_picture
 import numpy as np
 import pandas as pd
 import plain_words
@@ -326,15 +327,17 @@ def metric(build: Path, rows: pd.DataFrame) -> str:
     caption = (
         f"Head {escape(matrix['title'].partition(',')[0])} of {escape(matrix['model'])} "
         f"(layer-head): the score of {matrix['n']} query words (rows) with as many words of "
-        "demonstrations (columns), sorted by class. Violet is above the mean of the row, brown "
-        "below. On the diagonal a word meets itself, and around it the words of its class. "
-        "Figure 13.1 names the classes, and the scores under the pointer."
+        "demonstrations (columns), sorted by class. On the diagonal a word meets itself, and "
+        "around it the words of its class. Colours: score minus the mean of its row, "
+        f"{matrix_picture.scale(matrix['limit'])} nats. "
+        "Figure 13.1 has the scores under the pointer."
     )
-    alt_text = f"Matrix of scores of {matrix['n']} words with each other"
+    classes = list(dict.fromkeys(matrix["classes"].split(" ")))
+    title = f"Matrix of scores of {matrix['n']} words with each other"
+    picture = matrix_picture.drawn(title, matrix["picture"], classes)
     return (
         '<section class="opening-metric"><h2>Is it a metric? One head, word by word</h2>'
-        f'<a href="{page}#fig-13-1"><img class="dark-light" '  # the theme makes no light box of it
-        f'src="{matrix["picture"]}" alt="{alt_text}"></a>'
+        f'<a href="{page}#fig-13-1">{picture}</a>'
         f"<div><p>{caption}</p>{plain_words.verdicts_in_words(rows, METRIC)}</div></section>"
     )
 

@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 
 import live_prompt
+import matrix_picture
 import numpy as np
 import opening_page
 import pandas as pd
 import plain_words
 from twotowers import axes, claims, evidence, matrices
-from twotowers.colours import BROWN, VIOLET
 from twotowers.figures import model_colours
 from twotowers.paths import chapter_names
 
@@ -73,9 +73,10 @@ def matrix(build: Path, rows: pd.DataFrame) -> str:
     )
     return (
         f'<section class="story-matrices">'
-        f"{_figure('Classes only: the mean of each block', same_colours['picture'], '')}"
+        f"{_figure('Classes only: the mean of each block', same_colours['picture'])}"
         f"{_figure(f'Measured: head {head}', measured['picture'], 'a word meets itself')}"
-        f"{_colour_scale(limit)}<p>{text}</p>"
+        '<p class="strip-key">both pictures: score minus the mean of its row, '
+        f"{matrix_picture.scale(limit)}</p><p>{text}</p>"
         f"{plain_words.verdicts_in_words(rows, VERDICTS)}</section>"
     )
 
@@ -164,44 +165,10 @@ def _dots(scale: axes.Scale, answers: pd.Series, added: pd.Series | None) -> str
     )
 
 
-def _figure(title: str, picture: str, pointed: str) -> str:
-    """Return a matrix with its title and axes, and an arrow to its diagonal if that has words."""
-    arrow = '<path d="M75 262V112m-5 9 5-9 5 9"/>' if pointed else ""
-    words = f'<text class="pointed" x="8" y="280">{pointed}</text>' if pointed else ""
-    first, second = CLASS_PAIR
-    columns = (
-        f'<text x="75" y="-6">{first}</text><text x="225" y="-6">{second}</text>'
-        '<text x="150" y="-26">word of a demonstration</text>'
-    )
-    rows = (
-        f'<g transform="rotate(-90)"><text x="-75" y="-6">{first}</text>'
-        f'<text x="-225" y="-6">{second}</text><text x="-150" y="-26">word of the query</text></g>'
-    )
-    return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="-42 -42 344 344" role="img" '
-        f'aria-label="{title}"><image href="{picture}" width="300" height="300"/>'
-        '<rect width="300" height="300"/>'
-        f"{columns}{rows}{arrow}{words}</svg></figure>"
-    )
-
-
-def _colour_scale(limit: float) -> str:
-    """Return the scale of colours of both matrices.
-
-    Args:
-        limit: Score with the strongest colour.
-    """
-    steps = np.linspace(-1, 1, 2 * matrices.COLOUR_STEPS + 1)
-    cells = "".join(
-        f'<rect x="{8 * i}" width="8" height="12" fill="{VIOLET if step > 0 else BROWN}" '
-        f'fill-opacity="{abs(step):.2f}"/>'
-        for i, step in enumerate(steps)
-    )
-    picture = f'<svg width="{8 * len(steps)}" height="12" aria-hidden="true">{cells}</svg>'
-    return (
-        '<p class="strip-key">both pictures: score minus the mean of its row, '
-        f"<span>−{limit:.2g} or less {picture} +{limit:.2g} or more</span></p>"
-    )
+def _figure(title: str, picture: str, diagonal: str = "") -> str:
+    """Return a matrix of the words of CLASS_PAIR with its title."""
+    drawn = matrix_picture.drawn(title, picture, CLASS_PAIR, diagonal)
+    return f"<figure><figcaption>{title}</figcaption>{drawn}</figure>"
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

@@ -62,7 +62,7 @@
     return { counts, share: share(heads.total), ofTop: share(heads.bounds.top) };
   }
 
-  const WIDE = 400, HIGH = 340, LEFT = 44, BOTTOM = 40, TOP = 12, RIGHT = 12, NEAR = 16, NAMED = 7;
+  const WIDE = 400, HIGH = 340, LEFT = 44, BOTTOM = 40, TOP = 22, RIGHT = 22, NEAR = 16, NAMED = 7;
 
   function ticks(low, high) {
     const rough = (high - low) / 5, ten = 10 ** Math.floor(Math.log10(rough));
@@ -84,7 +84,8 @@
           if (name && !this.dragged) pin(name, event.shiftKey);
           this.dragged = false;
         },
-        pointermove: (event) => this.dragging && this.drag(event, moved),
+        pointermove: (event) => (this.dragging ? this.drag(event, moved) : this.hover(this.nearest(event))),
+        pointerleave: () => this.hover(""),
         pointerup: () => { this.dragging = ""; },
       });
     }
@@ -98,6 +99,16 @@
       const [x, y] = this.point(event), far = ({ at }) => Math.hypot(at[0] - x, at[1] - y);
       const best = [...this.points.values()].reduce((a, b) => (far(b) < far(a) ? b : a));
       return far(best) < NEAR ? best.name : "";
+    }
+
+    // The head under the pointer: its name and where it stands.
+    hover(name) {
+      for (const [other, { dot }] of this.points) dot.classList.toggle("hovered", other === name);
+      this.note?.remove();
+      if (!name) return;
+      const { at: [x, y], told } = this.points.get(name), isRight = x > WIDE / 2;
+      this.note = make("svg:text", { x: x + (isRight ? -14 : 14), y: y + 4, class: "name", "text-anchor": isRight ? "end" : "start" }, told);
+      this.picture.append(this.note);
     }
 
     drag(event, moved) {
@@ -127,6 +138,7 @@
       heads.names.forEach((name, i) => {
         const one = this.points.get(name), effect = heads.mean("effect", name) ?? 0;
         one.at = [scale("x", xs[i]), scale("y", ys[i])];
+        one.told = `${name}: → ${xs[i].toFixed(2)}, ↑ ${ys[i].toFixed(2)}`.replaceAll(" -", " −");
         one.dot.style.transform = `translate(${one.at[0].toFixed(1)}px, ${one.at[1].toFixed(1)}px)`;
         one.dot.setAttribute("r", (2.5 + (most ? 9 * Math.sqrt(Math.abs(effect) / most) : 1)).toFixed(1));
         one.dot.setAttribute("class", effect < 0 ? "holds" : "helps");
@@ -163,7 +175,7 @@
     }
 
     line(side, at) {
-      const grip = side === "x" ? { cx: at, cy: TOP } : { cx: WIDE - RIGHT, cy: at };
+      const grip = side === "x" ? { cx: at, cy: TOP - 10 } : { cx: WIDE - RIGHT + 10, cy: at };  // beside the plane: it covers no head
       const pointerdown = (event) => {
         this.dragging = side;
         this.picture.setPointerCapture(event.pointerId);

@@ -57,12 +57,15 @@
   function wordsPart(set) {
     const list = make("datalist", { id: "heads-words" }), shown = make("div", { "aria-live": "polite" });
     const fault = make("p", { class: "playground-error", role: "alert" });
-    let of = null;  // the words of the model
+    let of = null, asked = {};  // the words of the model; the two that are shown
+
+    const examples = ({ places }) => [...new Set([...places.values()].map(({ words }) => words))].map((words) => words[1]).join(", ") + " …";
 
     // A word of another class pair comes with a word to compare it with: the other field keeps its word only if both are of one pair.
     function choose(name, word) {
-      fault.textContent = of.places.has(word) ? "" : `“${word}” is not one of the words: choose one of the list.`;
-      if (fault.textContent) return;
+      const isKnown = of.places.has(word);
+      fault.textContent = isKnown ? "" : `“${word}” is not one of the words, so “${asked[name]}” stays. Words are: ${examples(of)}.`;
+      if (!isKnown) return Object.assign(fields[name], { value: asked[name] });  // no word stands over the numbers of another
       const other = name === "query" ? "demonstration" : "query", place = of.places.get(word);
       const beside = of.comparable(word, fields[other].value) ? fields[other].value : place.words.find((next) => next !== word);
       set({ [name]: word, [other]: beside });
@@ -78,8 +81,13 @@
 
     function show(words, head, { query, demonstration }, pin) {
       element.hidden = words === null;
+      if (words && of && words !== of && asked.query !== undefined) {  // another model, or other texts
+        const gone = Object.values(asked).filter((word) => !words.places.has(word));
+        fault.textContent = gone.length ? `${gone.map((word) => `“${word}”`).join(" and ")} cannot be shown in this model: its words are other ones.` : "";
+      }
       of = words;
       if (!words) return;
+      asked = { query, demonstration };
       if (list.dataset.of !== words.words.join()) list.replaceChildren(...words.words.map((value) => make("option", { value })));
       list.dataset.of = words.words.join();
       Object.assign(fields.query, { value: query });

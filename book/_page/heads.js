@@ -13,15 +13,17 @@
   const texts = (model) => Object.keys(data.models.find(({ name }) => name === model).suites);
   const axesOf = (heads) => Object.keys(AXES).filter((axes) => heads.has(AXES[axes].x) && heads.has(AXES[axes].y));
 
-  // A whole and possible state from some fields; what the fields leave open follows from the data.
+  // A whole and possible state from some fields; what the fields leave open follows from the data: the prompt is the first in which
+  // the head attends more to right labels than to others.
   function completed({ model, texts: asked, axes, head, beside, prompt, x, y, query, demonstration }) {
     const suite = on(model, asked) ? asked : texts(model)[0], heads = on(model, suite), possible = axesOf(heads);
     const shown = possible.includes(axes) ? axes : possible[0];
-    const first = () => heads.ranked(heads.has("effect") ? "effect" : "attention difference")[0];
-    const pinned = heads.at(head) >= 0 ? head : first(), line = (value, side) => value ?? heads.line(shown, side);
+    const most = () => heads.ranked(heads.has("effect") ? "effect" : "attention difference")[0];
+    const pinned = heads.at(head) >= 0 ? head : most(), line = (value, side) => value ?? heads.line(shown, side);
     const all = lists.get(`${model} ${suite}`)?.words ?? [], word = (given, i) => (all.includes(given) ? given : all[i] ?? "");
+    const first = prompt ?? Math.max(0, heads.prompts.findIndex((_, i) => sums(pinned, i, heads).right > sums(pinned, i, heads).other));
     return { model, texts: suite, axes: shown, head: pinned, query: word(query, 0), demonstration: word(demonstration, 1), beside: heads.at(beside) >= 0 && beside !== pinned ? beside : "",
-      prompt: Math.min(prompt ?? 0, heads.prompts.length - 1), x: line(x, "x"), y: line(y, "y") };
+      prompt: Math.min(first, heads.prompts.length - 1), x: line(x, "x"), y: line(y, "y") };
   }
 
   let state = completed({ model: data.models[0].name, texts: "words" });
@@ -46,16 +48,16 @@
 
   // ---- the prompt ----
   // Attention of a head on the labels of a prompt, one a demonstration.
-  function look(name, prompt = state.prompt) {
-    const { attention, prompts } = heads(), width = prompts[0].rows.length - 1;
-    const from = (prompt * heads().total + heads().at(name)) * width;
+  function look(name, prompt = state.prompt, of = heads()) {
+    const { attention, prompts } = of, width = prompts[0].rows.length - 1;
+    const from = (prompt * of.total + of.at(name)) * width;
     return Array.from({ length: width }, (_, i) => (attention.charCodeAt(from + i) - data.first) / data.levels);
   }
 
   // Sums over right labels, other labels, and the rest.
-  function sums(name, prompt = state.prompt) {
-    const { rows, right } = heads().prompts[prompt], out = { right: 0, other: 0, elsewhere: 1 };
-    look(name, prompt).forEach((share, i) => { out[rows[i][1] === right ? "right" : "other"] += share; out.elsewhere -= share; });
+  function sums(name, prompt = state.prompt, of = heads()) {
+    const { rows, right } = of.prompts[prompt], out = { right: 0, other: 0, elsewhere: 1 };
+    look(name, prompt, of).forEach((share, i) => { out[rows[i][1] === right ? "right" : "other"] += share; out.elsewhere -= share; });
     return { ...out, elsewhere: Math.max(0, out.elsewhere) };
   }
 
@@ -100,8 +102,8 @@
   // ---- the page ----
   const choice = (name, set) => make("select", { "aria-label": name, change: (event) => set(event.target.value) });
   const fields = {
-    model: choice("model", (model) => change({ model, head: "", beside: "", prompt: 0 })),
-    texts: choice("texts", (value) => change({ texts: value, prompt: 0 })),
+    model: choice("model", (model) => change({ model, head: "", beside: "", prompt: undefined })),
+    texts: choice("texts", (value) => change({ texts: value, prompt: undefined })),
     axes: choice("axes", (axes) => change({ axes })),
     head: choice("head", (head) => change({ head })),
     beside: choice("beside", (beside) => change({ beside })),
@@ -167,6 +169,7 @@
     more.replaceChildren(...(asks ? [] : rest));
     twoWords.show(lists.get(`${state.model} ${state.texts}`), state.head, state, (head) => change({ head }));
     home.classList.toggle("asks", asks);
+    [...chosen.children].forEach((one, i) => one.setAttribute("aria-pressed", String(scenes[i].name === scene?.name)));
     tell(asks);
   }
 
@@ -187,6 +190,7 @@
     [scene, guess, before] = [{ ...chosen, ...of }, null, null];
     put({ model: chosen.model, texts: chosen.texts, axes: chosen.axes, head: of.head });
     question.querySelector("button").focus({ preventScroll: true });
+    if (matchMedia("(max-width: 45rem)").matches) told.parentElement.scrollIntoView();  // the plane would be below the window of a phone
   }
 
   function answer(right, text) {
@@ -236,7 +240,7 @@
   });
   const line = (side, text) => make("label", { class: "heads-line" }, text, sliders[side], outputs[side]);
   const chosen = make("div", { class: "playground-scenes", role: "group", "aria-label": "scenes" },
-    ...scenes.map((of) => button(of.name, () => enact(of))));
+    ...scenes.map((of) => button(of.name, () => enact(of), { "aria-pressed": "false" })));
   home.replaceChildren(chosen, make("div", { class: "playground-lines" }, told, question, score), error,
     make("div", { class: "heads-fields" }, named("model"), named("texts"), named("axes")),
     make("div", { class: "heads-parts" },

@@ -55,7 +55,7 @@
     answers.forEach(([label, share], i) => fill(asked[i], label, share, percent(share), state));
     const b = document.createElement("b");
     b.textContent = word;
-    says.replaceChildren("It says ", ...(answers.some(([label]) => label === word) ? [b, "."] : ["neither label."]));
+    says.replaceChildren("It says ", b, answers.some(([label]) => label === word) ? "." : ", neither label.");
     told.textContent = isOff ? home.dataset.off : words;
   }
 

@@ -102,7 +102,7 @@
       const [layer, head] = [from[0] + by[0], from[1] + by[1]];
       if (cells[`${layer}-${head}`]) select(`${layer}-${head}`);
     };
-    return table(["layer", ...numbers(heads).map(String)],
+    return table(["layer ↓ head →", ...numbers(heads).map(String)],
       numbers(layers).reverse().map((l) => [String(l), ...numbers(heads).map((h) => cell(`${l}-${h}`))]),
       { class: "playground-map", keydown: key });
   }

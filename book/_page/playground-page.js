@@ -76,6 +76,7 @@
   const trueLabel = input("right label", "playground-labels", (value) => change({ true_label: value }, "right label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
   const score = make("span", { class: "playground-score" });
+  const sceneButtons = scenes.map((chosen) => button(chosen.name, () => enact(chosen), { "aria-pressed": "false" }));
   const player = new Play(() => refresh(), make("label", {}, games, "guess first"), score);
   const factor = make("input", {
     type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
@@ -184,17 +185,24 @@
       prompt = encode(state, model, tokenizer);
     } catch (problem) {
       if (!(problem instanceof Refusal)) throw problem;
-      const kept = current ? " What is shown is of the last prompt that could be read." : "";
-      error.textContent = problem.message + kept;
-      return;
+      error.textContent = problem.message;
+      return refused(true);  // no result of other words stands below these
     }
     error.textContent = "";
+    refused(false);
     const unknown = prompt.unknown.map((word) => quoted(word.slice(0, 24))).join(", ");
     note.textContent = unknown && `The model has no token for ${unknown} and reads it letter by letter.`;
     show(results(prompt));
   }
 
+  function refused(is) {
+    home.classList.toggle("refused", is);
+    for (const part of [answer, gutter, mapped, shown, sentence, aside, player.bar]) part.inert = is;
+    if (is) says.textContent = "";
+  }
+
   function show(found) {
+    sceneButtons.forEach((one, i) => one.setAttribute("aria-pressed", String(scenes[i].name === scene?.name)));
     const { prompt, before, after, moved } = found, asks = scene !== null && state.guess_first && guess === null;
     home.classList.toggle("asks", asks);
     for (const part of [answer, gutter, mapped, shown, sentence, aside, player.bar]) part.inert = asks;  // nothing jumps
@@ -241,6 +249,7 @@
     const asks = home.classList.contains("asks");
     home.dataset.step = player.step;
     [...list.children].forEach((row, i) => { row.querySelector(".playground-tag").textContent = tags[i] || ""; });
+    player.words = text.split(" ").length;
     line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
       : "Press play to see how the model gets from the demonstrations to its answer. Then try a scene, or change any word.");
     const link = (words, page) => [" ", make("a", { href: `${page}.html` }, words)];
@@ -259,7 +268,7 @@
       const right = word ? truth === word : !found.prompt.labels.some((label) => label.word === truth);
       tally = [tally[0] + right, tally[1] + 1];
       refresh();
-      home.querySelectorAll(".playground-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
+      sceneButtons[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
@@ -284,20 +293,29 @@
     }
   }
 
+  // Towers and the right label need words of classes, and a label is one word of the model: here they are.
+  const classes = [...new Set(Object.values(data.classes))], few = 3;
+  const ofClass = (cls) => Object.keys(data.classes).filter((word) => data.classes[word] === cls).join(", ");
+  const labelsSaid = data.labels.slice(0, few).join(", ");
+  const words = make("details", { class: "playground-words" },
+    make("summary", {}, `Words to choose: ${classes.slice(0, few).map((cls) => ofClass(cls).split(", ")[1]).join(", ")} …; labels: ${labelsSaid} …`),
+    ...classes.map((cls) => make("p", {}, make("b", {}, `${cls}: `), ofClass(cls))),
+    make("p", {}, make("b", {}, "labels: "), data.labels.join(", "), ", or any other word that the model knows"));
+
   const options = (id, words) => make("datalist", { id }, ...words.map((value) => make("option", { value })));
   const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Steer the query"), slider, doses));
   home.replaceChildren(
     options("playground-words", Object.keys(data.classes).sort()), options("playground-labels", data.labels),
     player.row,
     make("div", { class: "playground-scenes", role: "group", "aria-label": "scenes" },
-      ...scenes.map((chosen) => button(chosen.name, () => enact(chosen)))),
+      ...sceneButtons),
     make("div", { class: "playground-lines" }, line, question),
     make("div", { class: "playground-pair" },
       make("div", {},
         make("div", { class: "playground-prompt", role: "group", "aria-label": "prompt: text and label of each demonstration, query" },
           list, make("div", { class: "playground-row query" }, query, make("span", {}, ":"), says, make("span"),
-            make("label", { class: "playground-true" }, "right", trueLabel)), gutter),
-        buttons(add, undo, redo, reset, share), message, error, note,
+            make("label", { class: "playground-true" }, "right label", trueLabel)), gutter),
+        buttons(add, undo, redo, reset, share), message, error, note, words,
         make("div", { class: "playground-result" }, sentence, answer)),
       mapped, aside),
     shown);

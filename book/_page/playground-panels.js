@@ -45,7 +45,7 @@
 
     function towers(found, name) {
       const { prompt: { rows, query, labelAt }, after, pair, steerable } = found, title = `The towers of head ${name}`;
-      if (!steerable) return part(title, small("Give demonstrations of two classes from the word list, such as love and two."));
+      if (!steerable) return part(title, small("Give demonstrations of two classes from “Words to choose”, such as love and two."));
       const at = parsed(name), looks = weights(found, name), order = new Set(Object.values(data.classes));
       const sides = [...order].filter((cls) => pair.includes(cls));  // as in the pairs of classes, whichever is asked
       const side = (words) => sides.indexOf(classOf(words, data.classes));

@@ -1,7 +1,7 @@
 // Play: the four steps of the answer, told with the numbers of the reader's own prompt.
 (() => {
   const { quoted, draw: { make, button, parsed, nats, percent } } = window.twotowers;
-  const STEPS = ["gather", "compare", "copy", "add up"], SECONDS = 6;
+  const STEPS = ["gather", "compare", "copy", "add up"], WORDS_A_SECOND = 3;
   const largest = (values) => values.indexOf(Math.max(...values));
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
@@ -49,10 +49,10 @@
   // The buttons; `changed` is called when another step is shown.
   class Play {
     constructor(changed, ...more) {
-      Object.assign(this, { step: "", timer: 0, changed });
+      Object.assign(this, { step: "", timer: 0, words: 0, changed });  // words: of the sentence of the step
       this.start = button("", () => (this.timer ? this.pause() : this.run()));
       this.chips = STEPS.map((step, i) => button(`${i + 1} ${step}`, () => this.to(this.step === step ? "" : step)));
-      this.next = button("step", () => this.to(this.after));
+      this.next = button("next step", () => this.to(this.after));
       this.bar = make("div", { class: "playground-steps", role: "group", "aria-label": "the four steps" },
         this.start, this.next, ...this.chips);
       this.row = make("div", { class: "playground-play" }, this.bar, ...more);
@@ -70,12 +70,21 @@
       this.show(this.after || STEPS[0]);
       if (matchMedia("(max-width: 45rem)").matches) this.row.scrollIntoView();  // the arcs stand below a sentence on a phone
       if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-      this.timer = setInterval(() => (this.after ? this.show(this.after) : this.pause()), 1000 * SECONDS);
+      this.wait();
+    }
+
+    // Each step stays as long as its sentence is read; “next step” goes on before.
+    wait() {
+      this.timer = setTimeout(() => {
+        if (!this.after) return this.pause();
+        this.show(this.after);
+        this.wait();
+      }, (1000 * this.words) / WORDS_A_SECOND);
       this.name();
     }
 
     pause() {
-      clearInterval(this.timer);
+      clearTimeout(this.timer);
       this.timer = 0;
       this.name();
     }

@@ -170,7 +170,8 @@
     const labels = [...new Set([trueLabel, ...rows.map(([, label]) => label)])].map((word) => {
       const found = tokenizer.encode(` ${word}`);
       if (found.length > 1)
-        refuse(`The label ${quoted(word)} is no word that the model knows: take another, such as foo, bar or baz.`);
+        refuse(`This small model does not know the word ${quoted(word)}, and a label must be one word that it knows: ` +
+          "take another, such as foo, bar or baz.");
       return { word, id: found[0] };
     });
     if (labels.length < 2) refuse(`All labels are ${quoted(trueLabel)}: give two different ones, such as foo and bar.`);

@@ -30,7 +30,7 @@
     { name: "A query of neither class", state: { ...EXAMPLE, query: "river" },
       before: "A river is neither a feeling nor a number.",
       after: "The heads must look somewhere, so the model gives one of the two labels all the same, and is sure of it.",
-      tested: ["No chapter tests this.", COMPARES[1]] },
+      tested: ["No chapter tests this; chapter 4 asks about queries of the two classes.", COMPARES[1]] },
     { name: "Switch off the heads that add most",
       state: { ...EXAMPLE, heads: Object.fromEntries(writers.map((name) => [name, "zero"])) },
       before: "The heads in colour, which compare and write in one step, write nothing. All else is left as it is.",
