@@ -144,6 +144,11 @@ def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(addres
         circles.filter(has_text=re.compile(f"^{name}$")).click(force=True, **how)
 
     with browser(address, reduced_motion="reduce") as page:
+        first = page.text_content(".heads-looks")  # more on right labels than on others
+        right, other = map(int, re.findall(r"(\d+)% on (?:right|other)", first))
+        assert right > other
+        page.locator(".heads-plane circle").filter(has_text=re.compile("^24-4$")).hover(force=True)
+        assert page.locator(".heads-plane > text").text_content().startswith("24-4: ")
         click("24-4")
         assert page.get_by_role("heading", name="Head 24-4").is_visible()
         lowered = -suite["columns"]["effect"]["mean"][24 * 9 + 4]
@@ -195,6 +200,7 @@ def test_two_words_show_their_score_and_the_nearest_words(address, explored):
         assert (query.input_value(), demonstration.input_value()) == ("horse", "dog")
         query.fill("no-word")
         query.press("Tab")
+        assert query.input_value() == "horse"
         assert "“no-word” is not one of the words" in page.text_content(".heads-two-words")
         page.get_by_label("head", exact=True).select_option("0-0")
         others = page.locator(".heads-others button")

@@ -72,6 +72,8 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
         assert buttons.all_text_contents() == names
         for i, answer in enumerate(expected, 1):
             buttons.nth(i - 1).click()
+            pressed = page.locator(".playground-scenes [aria-pressed=true]")
+            assert pressed.all_text_contents() == [names[i - 1]]
             assert text(page, "says") == "?" and text(page, "sentence") == ""
             page.locator(
                 ".playground-question button", has_text=answer or "another word"
@@ -110,9 +112,11 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
         query = page.get_by_label("query", exact=True)
         for entry, line in BAD.items():
             query.fill(entry)
-            assert text(page, "error").startswith(line) and text(page, "sentence") == good
+            assert text(page, "error").startswith(line)
+            assert not page.locator(".playground-result").is_visible()  # it is of other words
             page.get_by_role("button", name="undo").click()
             assert text(page, "error") == "" and fields(page) == start
+            assert text(page, "sentence") == good and page.locator(".playground-result").is_visible()
         query.fill("<img src=x onerror=alert(1)> שלום")
         assert text(page, "error") == "" and page.locator("#playground-page img").count() == 0
         page.get_by_role("button", name="undo").click()
