@@ -106,7 +106,9 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
         assert changed["parts"] != static["parts"]
         assert page.locator(".opening-buttons [aria-pressed=true]").count() == 1
         page.keyboard.press("Tab")
-    assert re.search(r"It says \w+, neither label", changed["text"]) and changed["rows"][0].endswith("off")
+    assert re.search(r"It says \w+, neither label", changed["text"]) and changed["rows"][
+        0
+    ].endswith("off")
     page.keyboard.press("Shift+Tab")
     # a second press takes the change back: now the engine's numbers stand there
     page.keyboard.press("Enter")

@@ -116,7 +116,9 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
             assert not page.locator(".playground-result").is_visible()  # it is of other words
             page.get_by_role("button", name="undo").click()
             assert text(page, "error") == "" and fields(page) == start
-            assert text(page, "sentence") == good and page.locator(".playground-result").is_visible()
+            assert (
+                text(page, "sentence") == good and page.locator(".playground-result").is_visible()
+            )
         query.fill("<img src=x onerror=alert(1)> שלום")
         assert text(page, "error") == "" and page.locator("#playground-page img").count() == 0
         page.get_by_role("button", name="undo").click()

@@ -62,7 +62,7 @@
     return { counts, share: share(heads.total), ofTop: share(heads.bounds.top) };
   }
 
-  const WIDE = 400, HIGH = 340, LEFT = 44, BOTTOM = 40, TOP = 22, RIGHT = 22, NEAR = 16, NAMED = 7;
+  const WIDE = 400, HIGH = 340, LEFT = 50, BOTTOM = 40, TOP = 22, RIGHT = 22, NEAR = 16, NAMED = 7;
 
   function ticks(low, high) {
     const rough = (high - low) / 5, ten = 10 ** Math.floor(Math.log10(rough));
