@@ -46,10 +46,9 @@ def drawn(title: str, picture: str, classes: Sequence[str], diagonal: str = "") 
     )
     pointer = ""
     if diagonal:
-        pointer = (
-            f'<text class="pointed" x="{SIZE - 26}" y="{SIZE + 22}" text-anchor="end">{diagonal}'
-            f'</text><path d="M{SIZE - 20} {SIZE + 18}H{SIZE + 12}L{SIZE + 3} {SIZE + 4}m-1 9v-9h9"/>'
-        )
+        arrow = f"M{SIZE - 20} {SIZE + 18}H{SIZE + 12}L{SIZE + 3} {SIZE + 4}m-1 9v-9h9"
+        place = f'x="{SIZE - 26}" y="{SIZE + 22}" text-anchor="end"'
+        pointer = f'<text class="pointed" {place}>{diagonal}</text><path d="{arrow}"/>'
     side = f'width="{SIZE}" height="{SIZE}"'
     view = f"{-left:.0f} {-top:.0f} {left + SIZE + 16:.0f} {top + SIZE + 28:.0f}"
     return (
