@@ -184,6 +184,7 @@ def test_a_link_to_a_figure_shows_its_top_and_a_tap_shows_titles_and_tooltips(ho
 def test_the_search_of_a_page_that_is_a_file_breaks_nothing():
     with browser(f"{(HTML / 'search.html').as_uri()}?q=attention") as page:
         page.wait_for_selector("#search-results li")
+        assert all(page.evaluate("Search._index.titles"))  # also of a page with functions alone
 
 
 def printed_pages(pdf: bytes) -> list[int]:
