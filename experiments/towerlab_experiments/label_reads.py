@@ -40,6 +40,7 @@ from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import MAX_TOKENS, Demonstration, Prompt, Prompts
+from twotowers import head_selection
 from twotowers.catalogue import RELATIONS
 from twotowers.errors import NotTestable
 from twotowers.heads import Heads, head_coordinates
@@ -189,7 +190,8 @@ def query_key_vectors(model: Model, encoded: Prompts, heads: Heads) -> xr.Datase
 def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     """Measure ranks, attention and OV logit differences of all sets of heads at labels.
 
-    Random sets that are matched to the heads by attribution are also measured.
+    Also of the heads with the largest increase, as many as the paper lists, and of random sets that
+    are matched to the heads by attribution.
 
     Args:
         pipeline: Pipeline of the model.
@@ -200,7 +202,10 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     name = "by attribution"
     sets = pipeline.head_sets
     random = draw_random_sets(pipeline, {name: sets[name]})[name]
-    every_set = [*present(sets).values(), *random]
+    by_norm = pipeline.measured("increase_by_norm")
+    n_heads = by_norm.sizes["layer"] * by_norm.sizes["head"]
+    listed = head_selection.by_increase(by_norm, head_selection.n_listed(n_heads))
+    every_set = [*present(sets).values(), *random, listed]
     heads = dict.fromkeys(chain(*every_set))
     encoded = pipeline.design.intervention()
     return Recipe(label_reads, encoded, (list(heads),))

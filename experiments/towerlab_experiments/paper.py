@@ -71,8 +71,7 @@ FEW_SENTENCES = 20
 def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     """Return the paper's in-context heads on one set, by mean increase over its prompts.
 
-    The increase may have either sign. There are 20 heads, as in the paper, or 5 in a model with
-    fewer than 200 heads.
+    The increase may have either sign. There are as many heads as `n_listed` says.
 
         >>> dims = ("prompt", "layer", "head")
         >>> increase = dims, np.arange(-150.0, 150.0).reshape(1, 15, 20)
@@ -91,7 +90,7 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
     is_of_set = paper["class_pair"] == name
     of_set = paper["increase"].isel(prompt=is_of_set.values)
     mean = of_set.mean("prompt")
-    n_heads = 20 if mean.size >= 200 else 5
+    n_heads = head_selection.n_listed(mean.size)
     return head_selection.top_heads(mean, n_heads, minimum=-np.inf)
 
 

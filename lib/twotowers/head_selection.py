@@ -104,6 +104,18 @@ def one_percent(n_heads: int) -> int:
     return max(1, round(n_heads / 100))
 
 
+def n_listed(n_heads: int) -> int:
+    """Return how many heads of a model are listed: 20, as in the paper, or 5 of fewer than 200.
+
+        >>> n_listed(32), n_listed(704)
+        (5, 20)
+
+    Args:
+        n_heads: Number of heads of the model.
+    """
+    return 20 if n_heads >= 200 else 5
+
+
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
     """Return the heads with the largest values, largest first.
 
