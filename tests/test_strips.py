@@ -44,7 +44,8 @@ def judged(*values, random=None):
         (
             [1, 1, 0.1],
             [1.0] * 20,
-            "Agrees in 2 of 3 models, does not agree in 1. Random heads reach it as well.",
+            "Agrees in 2 of 3 models, does not agree in 1. More than 5% of random lists reach it as "
+            "well.",
         ),
         ([1], [1.0] * 19, "Agrees in the only model tested."),
         ([1, float("nan")], None, "Agrees in the only model tested."),
@@ -52,7 +53,8 @@ def judged(*values, random=None):
         (
             [1, 0.8],  # one list of 20 reaches "in part" only
             [0.8, 0.8] + [0.0] * 18,
-            "Agrees in 1 of 2 models, in part in 1. In 1 of these, random heads reach it as well.",
+            "Agrees in 1 of 2 models, in part in 1. In 1 of these, more than 5% of random lists "
+            "reach it as well.",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -328,7 +328,6 @@ class Chapter(Measurements):
         control: Mapping[str, Any] | None = None,
         words: Mapping[str, str] | Callable[[Any], str] | None = None,
         suite: str | None = None,
-        prompts: Literal["paper", "blocks"] = "paper",
         solved: Solved | None = None,
     ) -> None:
         """Judge whether a result of the paper is reproduced in each model, and keep the rows.
@@ -360,8 +359,6 @@ class Chapter(Measurements):
                 that were edited. A model without them has too few other heads.
             words: Description by model of the basis, or a function of the values that returns it.
             suite: Suite of the prompts, if it is not the suite of the settings.
-            prompts: The paper's prompts, which give the row a mark; or counterbalanced blocks,
-                which give none.
             solved: The same comparison on counterbalanced prompts, for the second verdict.
 
         Raises:
@@ -394,7 +391,7 @@ class Chapter(Measurements):
                 result,
                 model,
                 figure=figure,
-                mark=marks.get(model, "") if prompts == "paper" else "",
+                mark=marks.get(model, ""),
                 prompt_set=claims.ON_PAPER,
                 **paper_results.judge(result, found),
             )

@@ -42,6 +42,10 @@ MIN_EQUAL = 6
 clusters vary (in a sign test five equal signs have p = 0.06)."""
 
 
+LARGEST_SHARE = 10.0
+"""Largest upper bound of a share that is shown: beyond it the denominator is hardly above zero"""
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate with 95% and 90% bounds, NaN if there are too few clusters (`MIN_EQUAL`).
@@ -69,6 +73,8 @@ class Interval:
         estimate, low, high = (
             signed(value, spec or "+.2f") for value in (self.estimate, self.low, self.high)
         )
+        if spec.endswith("%") and self.high > LARGEST_SHARE:
+            high = f"over {LARGEST_SHARE:,.0%}"
         if np.isnan(self.low):
             return f"{estimate} [no interval, n = {self.n[0]}]"
         return f"{estimate} [{low}, {high}]"

@@ -167,9 +167,10 @@ def _about_random(rows: Sequence[Row]) -> str:
             f"Random heads do not reach it in {len(compared)} of these; in the others, too few are "
             "left for a test."
         )
+    often = "more than 5% of random lists reach it as well."
     if reached == len(positive):
-        return "Random heads reach it as well."
-    return f"In {reached} of these, random heads reach it as well."
+        return often.capitalize()
+    return f"In {reached} of these, {often}"
 
 
 def _without_second(statement: Statement) -> str:
