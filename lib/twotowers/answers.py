@@ -9,7 +9,6 @@ The measurement "dose" has the answers without heads of different rankings.
 
 from __future__ import annotations
 
-import pandas as pd
 import xarray as xr
 
 from twotowers.head_selection import one_percent
@@ -18,6 +17,10 @@ TURN = "both in turn"
 """Ranking of heads that takes the first of each of two rankings, then the second of each, ..."""
 ONE_PERCENT = "1% of the heads"
 """Name of the set with the first 1% of the heads by TURN"""
+
+
+CHANCE = xr.DataArray([0, 0.5], {"score": ["top token", "between the labels"]})
+"""Share of right answers without any knowledge of the task, by score"""
 
 
 def right_answers(ds: xr.Dataset) -> xr.DataArray:
@@ -31,8 +34,7 @@ def right_answers(ds: xr.Dataset) -> xr.DataArray:
     """
     is_top = ds["top_answer"] == 0
     is_likelier = ds["logit_difference"] > 0
-    score = pd.Index(["top token", "between the labels"], name="score")
-    return xr.concat([is_top, is_likelier], score)
+    return xr.concat([is_top, is_likelier], CHANCE["score"])
 
 
 def count_one_percent(measurement: xr.Dataset) -> int:
