@@ -202,9 +202,9 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     name = "by attribution"
     sets = pipeline.head_sets
     random = draw_random_sets(pipeline, {name: sets[name]})[name]
-    by_norm = pipeline.measured("increase_by_norm")
-    n_heads = by_norm.sizes["layer"] * by_norm.sizes["head"]
-    listed = head_selection.by_increase(by_norm, head_selection.n_listed(n_heads))
+    increases = pipeline.measured("selection_increases")
+    n_heads = increases.sizes["layer"] * increases.sizes["head"]
+    listed = head_selection.by_increase(increases, head_selection.n_listed(n_heads))
     every_set = [*present(sets).values(), *random, listed]
     heads = dict.fromkeys(chain(*every_set))
     encoded = pipeline.design.intervention()
