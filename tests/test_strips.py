@@ -44,8 +44,8 @@ def judged(*values, random=None):
         (
             [1, 1, 0.1],
             [1.0] * 20,
-            "Agrees in 2 of 3 models, does not agree in 1. More than 5% of random lists reach it as "
-            "well.",
+            "Agrees in 2 of 3 models, does not agree in 1. "
+            "More than 5% of random lists reach it as well.",
         ),
         ([1], [1.0] * 19, "Agrees in the only model tested."),
         ([1, float("nan")], None, "Agrees in the only model tested."),
