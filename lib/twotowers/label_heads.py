@@ -32,7 +32,8 @@ def at_labels(ds: xr.Dataset, ranks: xr.Dataset) -> xr.DataArray:
         Means over labels, (quantity, kind, class_pair, prompt, selected_head). The quantities are
             "rank" and "nats", the kinds right and other labels, which are foo and bar.
     """
-    quantities = xr.Dataset({"rank": 1 / ranks.own_rank, "nats": ds.ov_logit_difference})
+    reciprocal_rank = 1 / ranks.own_rank
+    quantities = xr.Dataset({"rank": reciprocal_rank, "nats": ds.ov_logit_difference})
     both = quantities.to_dataarray("quantity")
     means = []
     for is_of_kind in (ds.is_true_label, ~ds.is_true_label):

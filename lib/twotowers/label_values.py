@@ -120,7 +120,9 @@ def at_own_label(attention: xr.DataArray) -> list[xr.DataArray]:
     """
     own, other = own_and_other(attention)
     at_own = attention.sel(label=own)
-    return [at_own.sel(answer=own), at_own.sel(answer=other)]
+    where_it_is = at_own.sel(answer=own)
+    where_it_is_not = at_own.sel(answer=other)
+    return [where_it_is, where_it_is_not]
 
 
 def by_answer(
@@ -145,12 +147,15 @@ def by_answer(
     """
     on_true = f"{prefix}attention_true"
     on_other = f"{prefix}attention_other"
+    of_foo = ds[[on_true, on_other]].sel(change=[*foo])
+    of_bar = ds[[on_other, on_true]].sel(change=[*bar])
     parts = []
-    for changes, names in ((foo, [on_true, on_other]), (bar, [on_other, on_true])):
-        means = ds[names].sel(change=[*changes]).mean("change")
-        by_label = means.to_dataarray("label").assign_coords(label=WORDS)
-        parts.append(by_label)
-    return xr.concat(parts, pd.Index(WORDS, name="answer"))
+    for part in (of_foo, of_bar):
+        means = part.mean("change")
+        by_label = means.to_dataarray("label")
+        parts.append(by_label.assign_coords(label=WORDS))
+    answer = pd.Index(WORDS, name="answer")
+    return xr.concat(parts, answer)
 
 
 def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str]) -> xr.DataArray:

@@ -35,7 +35,8 @@ def selected_mean(word_towers: xr.Dataset, values: xr.DataArray) -> xr.DataArray
         Over (prompt, ...), without classes for which no head was selected.
     """
     names = word_towers["selected_head"].values
-    of_heads = select_heads(values, [Head.parse(str(name)) for name in names])
+    heads = [Head.parse(str(name)) for name in names]
+    of_heads = select_heads(values, heads)
     is_selected = word_towers["is_selected"].drop_vars("selected_head")
     weights = is_selected.assign_coords(of_heads["selected_head"].coords)
     means = of_heads.weighted(weights).mean("selected_head")
@@ -56,9 +57,12 @@ def kinds(word_towers: xr.Dataset) -> xr.DataArray:
     """
     selected, others = KINDS
     role = word_towers["role"]
-    names = word_towers["selected_head"].values[(role == "by attention").values]
-    sizes = word_towers.sizes["layer"], word_towers.sizes["head"]
-    found = np.full(sizes, others, dtype=object)
-    for name in names:
-        found[Head.parse(str(name))] = selected
+    is_selected = role == "by attention"
+    names = word_towers["selected_head"][is_selected.values]
+    n_layers = word_towers.sizes["layer"]
+    n_heads = word_towers.sizes["head"]
+    found = np.full((n_layers, n_heads), others, dtype=object)
+    for name in names.values:
+        head = Head.parse(str(name))
+        found[head] = selected
     return xr.DataArray(found, dims=("layer", "head"))
