@@ -79,7 +79,7 @@ LOOK = r"""() => {
 @needs_book
 def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback_or_nan():
     pages = {page.resolve(): Page(page.read_text("utf8")) for page in HTML.glob(PAGES)}
-    faults = re.compile(r'class="output traceback|\[nan')
+    faults = re.compile(r'class="output traceback|\[nan,')
     wrong = [page.name for page in pages if faults.search(page.read_text("utf8"))]
     for page, parts in pages.items():
         for link in parts.values("href", "src"):
