@@ -182,7 +182,7 @@ def test_a_notebook_names_what_it_reads(path):
     once."""
     code = "\n".join(sources(path.stem))
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
-    for names in re.findall(r"map\(chapter\.measured, \((.*?)\)", code):
+    for names in re.findall(r"map\(chapter\.measured, \((.*?)\)", code, re.DOTALL):
         reads |= set(re.findall(r"\w+", names))
     reads |= {"paper_balance"} if "chapter.compare_with_paper(" in code else set()  # for its mark
     reads |= {"heads"} if re.search(r"chapter\.(judge_claim|controls)", code) else set()

@@ -39,6 +39,7 @@ RUN_LIVE = (
 OPEN_LINES = 6  # maximum number of lines of a cell that a page shows unfolded
 JUDGES = ("chapter.judge_claim(", "chapter.compare_with_paper(")  # in cells that are folded
 EXPERIMENTS = "experiments/towerlab_experiments"
+NEXT = "**Next:**"  # before the links at the end of a chapter
 OWN_MODEL = (
     "*Run this chapter on [your own model](intro.ipynb#run-your-model): "
     "`papermill book/{} out.ipynb -p model path/to/model`.*"
@@ -269,9 +270,8 @@ def page(home: Path, source: Path) -> bytes:
         why = code(failure(home / f"_build/log/{source.stem}.txt"))
         text = f"**This chapter failed when it was last run**, so {older}: {why}"
         words[0]["source"] += f"\n\n{text}"
-    if source.stem in chapter_names().values():
-        at_end = [words[-1]["source"], experiments_of(notebook), OWN_MODEL.format(source.name)]
-        words[-1]["source"] = "\n\n".join(at_end)
+    before_next = [experiments_of(notebook), OWN_MODEL.format(source.name), NEXT]
+    words[-1]["source"] = words[-1]["source"].replace(NEXT, "\n\n".join(before_next))
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
