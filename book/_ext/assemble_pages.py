@@ -242,7 +242,9 @@ def experiments_of(notebook: dict) -> str:
         notebook: Notebook of the chapter.
     """
     names = notebook["metadata"].get("twotowers", {}).get("measurements", [])
-    modules = dict.fromkeys(catalogue.row_of(name).module for name in names)
+    rows = catalogue.catalogue()
+    # The last good run of a chapter may name a measurement that is gone.
+    modules = dict.fromkeys(rows[name].module for name in names if name in rows)
     linked = [launch.source(f"{EXPERIMENTS}/{module}.py", module) for module in modules]
     return f"*Measured by: {', '.join(linked)} (`{EXPERIMENTS}`).*" if linked else ""
 
