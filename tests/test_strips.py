@@ -69,6 +69,18 @@ def test_few_random_lists_are_no_test():
     )
 
 
+def test_a_first_verdict_without_numbers_has_a_reason_and_no_lines():
+    """Figures 8 and 10 have their second verdict only."""
+    on_paper, on_blocks = judged(float("nan"))[0], judged(0.1)[0]
+    rows = [
+        replace(on_paper, words="nothing was recorded", prompt_set=claims.ON_PAPER),
+        replace(on_blocks, prompt_set=claims.ON_SOLVED),
+    ]
+    words = "In the paper's protocol: not testable in any model: nothing was recorded."
+    assert strips.headline(rows).endswith(words)
+    assert "not testable" not in strips.strip(RESULT, rows)
+
+
 def test_a_strip_says_how_many_prompts():
     few, more, unknown = (
         replace(judged(1)[0], prompts=n, prompt_set=claims.ON_PAPER) for n in (40, 1200, 0)

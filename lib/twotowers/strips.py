@@ -118,7 +118,9 @@ def _in_words(rows: Sequence[Row]) -> str:
     """Return verdicts on one statement in words."""
     tested = [row for row in rows if row.verdict != claims.NOT_TESTABLE]
     if not tested:
-        return "Not testable in any model."
+        reasons = {row.words for row in rows}
+        reason = reasons.pop() if len(reasons) == 1 else ""
+        return f"Not testable in any model{': ' * bool(reason)}{reason}."
     answers = [claims.answer(row.verdict) for row in tested]
     counts = {answer: answers.count(answer) for answer in _ordered(answers)}
     n_models = len(tested)
@@ -192,6 +194,8 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
     drawn = [row for row in rows if not math.isnan(row.effect)]
     if not drawn:
         return ""
+    with_numbers = {row.prompt_set for row in drawn}
+    rows = [row for row in rows if row.prompt_set in with_numbers]
     scale, zones = axes.scale_of(statement, drawn), axes.rule_zones(statement)
     zones = [zone for zone in zones if zone.high > scale.low and zone.low < scale.high]
     shared, varying, lines = _shared_reason(rows), _varying_sizes(rows), ""
