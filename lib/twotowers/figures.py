@@ -462,7 +462,7 @@ def intervals(
         "line": base.mark_line(point={"size": 35}),
     }
     axis_format = ".0%" if fmt.endswith("%") else "~f"  # not ~g, which writes 10 as 1e+1
-    numbers = value("value:Q", title=title).axis(format=axis_format)
+    numbers = value("value:Q", title=title).axis(format=axis_format, labelSeparation=4)
     values = marks[mark].encode(numbers)
     spread = spread.encode(value("low:Q"), end("high:Q"))
     if mark == "bar":
