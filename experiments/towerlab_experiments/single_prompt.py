@@ -163,7 +163,8 @@ def _increases_with(
 
     def log_prob(states: Tensor) -> Tensor:
         # Heads of one layer start from the same state, which is projected once.
-        distinct, index = states.flatten(0, -2).unique(dim=0, return_inverse=True)
+        rows_of_all = states.flatten(0, -2)
+        distinct, index = rows_of_all.unique(dim=0, return_inverse=True)
         parts = []
         for rows in distinct.split(ROWS):
             values = unembed.bs_values(rows, model.unembedding, scale)

@@ -241,7 +241,8 @@ def random_band(found: Result) -> dict[str, float]:
     if numbers.size < MIN_RANDOM_SETS:
         return {}
     low, high = np.quantile(numbers, [0.05, 0.95])
-    return {"value": float(numbers.mean()), "low": float(low), "high": float(high)}
+    mean = numbers.mean()
+    return {"value": float(mean), "low": float(low), "high": float(high)}
 
 
 def compare_task(balance: xr.Dataset) -> Result:
@@ -268,7 +269,9 @@ def task_mark(balance: xr.Dataset) -> str:
         balance: Measurement `paper_balance` of the model.
     """
     is_right = _is_right(balance)
-    if claims.paper_results()[TASK[0]].judge(float(is_right.mean())) != DISAGREES:
+    accuracy = float(is_right.mean())
+    task = claims.paper_results()[TASK[0]]
+    if task.judge(accuracy) != DISAGREES:
         return ""
     nearest, word_share, _ = _habits(is_right)
     return BY_WORD if word_share > nearest else BY_POSITION
@@ -284,8 +287,10 @@ def _habits(is_right: xr.DataArray) -> tuple[float, float, str]:
 
     They follow from where the model is right.
     """
-    nearest = float((is_right ^ is_right["change"].str.startswith("true first")).mean())
-    foo_share = float((is_right ^ is_right["change"].str.contains("exchanged")).mean())
+    true_first = is_right["change"].str.startswith("true first")
+    exchanged = is_right["change"].str.contains("exchanged")
+    nearest = float((is_right ^ true_first).mean())
+    foo_share = float((is_right ^ exchanged).mean())
     return nearest, *max((foo_share, "foo"), (1 - foo_share, "bar"))
 
 
