@@ -422,7 +422,9 @@ def recipe_label_increases(pipeline: Pipeline) -> Recipe:
     """
     if pipeline.settings.suite != "words":
         raise NotTestable("figure 7 needs a prompt of words")
-    heads = listed_first(pipeline.measured("paper"), CASE.dataset, pipeline.model.all_heads)
+    paper = pipeline.measured("paper")
+    every_head = pipeline.model.all_heads
+    heads = listed_first(paper, CASE.dataset, every_head)
     layers = set()
     for layer, _ in heads[:SWEPT]:
         layers |= {layer - 1, layer, layer + 1}
