@@ -19,7 +19,7 @@ from tags import Page
 from twotowers import claims, pages, strips
 from twotowers.claims import Claim
 from twotowers.evidence import EvidenceRow, verdict_row
-from twotowers.figures import VEGA
+from twotowers.theme import VEGA
 
 HOSTILE = [
     "</script><script>x()</script>",

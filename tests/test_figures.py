@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 import pytest
 import xarray as xr
-from twotowers import colours, figures
+from twotowers import colours, figures, theme
 
 
 def test_a_chart_of_nothing_is_drawn_too():
@@ -16,15 +16,15 @@ def test_a_chart_of_nothing_is_drawn_too():
         chart = figures.intervals(nothing, "x", mark=mark, group="group", title="y")
         assert chart.to_dict()["facet"]["field"] == "model"
     steps = alt.Chart().mark_point().encode(y="x:N")
-    assert "<svg" in figures.svg(figures.facets(steps, nothing, height=alt.Step(9)).to_dict())
+    assert "<svg" in theme.svg(figures.facets(steps, nothing, height=alt.Step(9)).to_dict())
 
 
 def test_no_chart_in_a_notebook_follows_its_container():
     """JupyterLab would resize it without end."""
     chart = alt.Chart().mark_point().properties(width="container", height="container")
     bundle = alt.renderers.get()(chart.to_dict())
-    spec = bundle[figures.VEGA]
-    assert (spec["width"], spec["height"]) == (figures.WIDTH, figures.WIDTH)
+    spec = bundle[theme.VEGA]
+    assert (spec["width"], spec["height"]) == (theme.WIDTH, theme.WIDTH)
     assert "<svg" in bundle["image/svg+xml"]
 
 
@@ -42,7 +42,7 @@ def test_models_that_do_not_fit_one_screen_are_chosen():
     assert chooser["value"] == "SmolLM2-135M"  # a pretrained one
     assert chooser["bind"]["options"] == ["mini-gpt2", *map(figures.shown_name, names[1:])]
     assert spec["spec"]["height"] == figures.CHOSEN
-    shown = figures.svg(spec)
+    shown = theme.svg(spec)
     assert ">SmolLM2-135M<" in shown and ">Gemma-3-270M<" not in shown
     own = panels_of(*names, "mine--1a2b3c", column="side", height=150)
     assert own["params"][0]["value"] == "mine--1a2b3c"
@@ -72,7 +72,7 @@ def test_heads_have_a_point_each_and_those_of_a_kind_one_colour():
     assert points["encoding"]["y"]["title"] == "y (nats)"
     assert points["encoding"]["color"]["scale"]["domain"] == ["listed", "other"]
     assert line["mark"]["type"] == "rule"
-    assert "<svg" in figures.svg(spec)
+    assert "<svg" in theme.svg(spec)
 
 
 def test_models_in_one_panel_have_a_colour_each():
@@ -88,6 +88,6 @@ def test_models_in_one_panel_have_a_colour_each():
 def test_labels_of_values_are_plain_numbers(largest):
     table = pd.DataFrame({"model": "a", "part": ["x", "y"], "value": [largest, largest / 2],
                           "low": 0.0, "high": largest})  # fmt: skip
-    chart = figures.svg(figures.intervals(table, "part", mark="bar", title="nats").to_dict())
+    chart = theme.svg(figures.intervals(table, "part", mark="bar", title="nats").to_dict())
     labels = re.findall(r">([-−\d.,e+]*\d[-\d.,e+]*)<", chart)
     assert len(labels) > 2 and not [label for label in labels if "e" in label]

@@ -17,9 +17,9 @@ import pytest
 from conftest import ROOT
 from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, STORED, differences
 from twotowers import claims, evidence
-from twotowers.figures import VEGA
 from twotowers.paths import data_folder, included_models
 from twotowers.tables import shown_name
+from twotowers.theme import VEGA
 
 GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", ROOT / "_build"
 MODELS = (*included_models(), "smollm2-135m")  # the second has every measurement

@@ -13,7 +13,7 @@ import time
 import pytest
 from browser import browser, needs_browser
 from notebooks import ROOT, sources
-from twotowers.figures import VEGA
+from twotowers.theme import VEGA
 
 needs_measurements = pytest.mark.skipif(
     not (ROOT / "_build/evidence").is_dir(), reason="measurements of mini-gpt2: make book"

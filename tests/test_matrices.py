@@ -10,7 +10,7 @@ import pandas as pd
 import vl_convert
 from browser import PAGE, browser, needs_browser
 from tolerances import near
-from twotowers import colours, figures, matrices
+from twotowers import colours, matrices, theme
 
 WORDS = ["dog", "cat", "one", "two", "three"]
 CLASSES = ["animal", "animal", "number", "number", "number"]
@@ -66,7 +66,7 @@ def test_a_matrix_of_zeros_and_one_of_one_word_are_drawn():
     for size in (1, 3):
         packed = matrices.pack(np.zeros((size, size)), WORDS[:size], CLASSES[:size])
         assert (pixels(packed["picture"])[..., 3] == 0).all()
-    svg = figures.svg(matrices.draw(table(a=np.zeros((5, 5)))).to_dict())
+    svg = theme.svg(matrices.draw(table(a=np.zeros((5, 5)))).to_dict())
     assert "<image" in svg and ">animal<" in svg and "row: query" in svg
 
 

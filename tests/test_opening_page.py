@@ -11,8 +11,8 @@ import pytest
 import verdict_map
 import xarray as xr
 from twotowers import claims
-from twotowers.figures import VEGA
 from twotowers.paths import chapter_names
+from twotowers.theme import VEGA
 
 
 @pytest.fixture

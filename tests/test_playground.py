@@ -13,7 +13,7 @@ from towerlab.model import unembed
 from towerlab.prompts.paper_sets import CASE
 from towerlab_experiments.ablations import ablations
 from towerlab_experiments.head_values import heads as measure_heads
-from twotowers import figures
+from twotowers import theme
 from twotowers.heads import Head
 
 ZEROED = (Head(0, 1), Head(1, 1))
@@ -106,4 +106,4 @@ def test_no_text_ends_python_where_a_chart_becomes_a_picture(sign):
         "mark": "text",
         "encoding": {"text": {"field": "word"}},
     }
-    assert ("\ufffd" in figures.svg(spec)) == (sign in "\0\ufffe\ud800")
+    assert ("\ufffd" in theme.svg(spec)) == (sign in "\0\ufffe\ud800")

@@ -20,9 +20,9 @@ import verdicts
 import yaml
 from towerlab.building import FAILED, failure
 from towerlab.plan import listed
-from twotowers import catalogue, figures
-from twotowers.figures import VEGA
+from twotowers import catalogue, theme
 from twotowers.paths import chapter_names
+from twotowers.theme import VEGA
 
 # An empty corner of a table, which is no header
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
@@ -93,7 +93,7 @@ def chart(data: dict, name: str, pictures: Path) -> str:
     spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)
     text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
     # A chapter that ran under a limit of memory has none.
-    svg = "".join(data.get("image/svg+xml", "")) or figures.svg(data[VEGA])
+    svg = "".join(data.get("image/svg+xml", "")) or theme.svg(data[VEGA])
     still = picture(svg, spec.get("description", ""), pictures)
     return (
         f'<div class="chart" data-name="{escape(name)}"></div>\n'

@@ -25,9 +25,9 @@ import xarray as xr
 import yaml
 from live_prompt import percent
 from twotowers import axes, claims, evidence, files, strips
-from twotowers.figures import VEGA
 from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
 from twotowers.tables import shown_name
+from twotowers.theme import VEGA
 
 MARK = re.compile(r'<div id="opening-page">.*?</div>', re.DOTALL)
 ENTRY_POINTS = {

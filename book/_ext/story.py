@@ -16,7 +16,7 @@ import opening_page
 import pandas as pd
 import plain_words
 from twotowers import axes, claims, evidence, matrices
-from twotowers.figures import model_colours
+from twotowers.colours import model_colours
 from twotowers.paths import chapter_names
 
 MARK = re.compile(r'<div data-(picture|claim)="([\w-]+)"></div>')

@@ -40,7 +40,7 @@ from twotowers import (
     paper_results,
     strips,
 )
-from twotowers import figures as _figures  # noqa: F401  charts have its theme and renderer
+from twotowers import theme as _theme  # noqa: F401  charts have its theme and renderer
 from twotowers.claims import NOT_TESTABLE, Claim, PaperResult, Statement
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow, verdict_row

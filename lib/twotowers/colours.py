@@ -10,7 +10,10 @@ colours as a style sheet for pages, so no page or chart has a colour of its own 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from twotowers import claims
+from twotowers.tables import shown_names
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish on light and dark pages.
 BLUE = "#2a87c4"
@@ -54,3 +57,16 @@ VERDICT_COLOURS = {
 """Colours of verdicts; the others have the colour of ink"""
 MODEL_COLOURS = ["#5a55c9", "#17849a", "#6b9a2f", "#c79a12", "#5f6b78", "#a8328f", "#2e7d32"]
 """Colours of models in the order of data/models/names.csv; the last one is of the user's model"""
+
+
+def model_colours(names: Iterable[str]) -> list[str]:
+    """Return the colours of models, each of which has the same colour in all figures.
+
+        >>> model_colours(["SmolLM2-135M"]), model_colours(["mini-gpt2", "SmolLM2-135M"])
+        (['#17849a'], ['#5a55c9', '#17849a'])
+
+    Args:
+        names: Names of models as pages show them.
+    """
+    known = dict(zip(shown_names().values(), MODEL_COLOURS, strict=False))
+    return [known.get(name, MODEL_COLOURS[-1]) for name in names]

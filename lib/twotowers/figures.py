@@ -1,4 +1,4 @@
-"""Theme of the charts, and functions for charts that several chapters use.
+"""Charts that several chapters use, with one panel for each model.
 
     >>> table = pd.DataFrame({"model": ["a", "b"], "heads": "all", "value": [0.1, 0.2]})
     >>> chart = intervals(table.assign(low=0.0, high=0.3), "heads", title="nats")
@@ -6,119 +6,32 @@
     'model'
 
 Every function takes a tidy table with a column `model` and draws one panel for each model, with
-shared axes, or (`overlay`) all models in one panel. A chapter has its own code
-for any other chart. Colours are in `colours`. This module does not load torch.
+shared axes, or (`overlay`) all models in one panel. A chapter has its own code for any other chart.
+Colours are in `colours`, and the look of all charts is in `theme`. This module does not load torch.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
-import vl_convert
 import xarray as xr
 
-from twotowers.colours import (
-    BLUE,
-    BROWN,
-    CLEAR,
-    COLOURS,
-    GREY,
-    MODEL_COLOURS,
-    OTHER_COLOURS,
-    VIOLET,
-)
+from twotowers.colours import BROWN, CLEAR, COLOURS, GREY, OTHER_COLOURS, VIOLET, model_colours
 from twotowers.paths import included_models
 from twotowers.tables import shown_name, shown_names
+from twotowers.theme import WIDTH
 
-WIDTH = 680  # of a whole figure: a page's column; panels share it
 TALLEST = 560
 """Height of the tallest figure with all models (pixels)"""
 HEADER = 60
 """Height of a panel's header and axis (pixels)"""
 CHOSEN = 240
 """Smallest height of the panels of one chosen model (pixels)"""
-ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
-VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
-
-
-alt.data_transformers.enable("default", max_rows=ROWS)
-
-
-def svg(spec: dict) -> str:
-    """Return a chart as a picture.
-
-    Characters that XML cannot hold become U+FFFD, since the library would end Python at them.
-
-    Args:
-        spec: Chart as a Vega-Lite specification.
-    """
-    text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
-    # JSON now writes only control characters as \u....
-    text = re.sub(r"(?<!\\)\\(u....|[bf])|[\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
-    return vl_convert.vegalite_to_svg(text)
-
-
-def _bundle(spec: dict, **_: Any) -> dict:
-    """Return the forms of a chart in a notebook.
-
-    JupyterLab and VS Code draw the chart without a network, and other viewers show the picture.
-    JupyterLab resizes a chart that follows its container without end, so the page freezes.
-    """
-    endless = {side: WIDTH for side in ("width", "height") if spec.get(side) == "container"}
-    spec = spec | endless
-    return {VEGA: spec, "image/svg+xml": svg(spec)}
-
-
-alt.renderers.register("twotowers", _bundle)
-alt.renderers.enable("twotowers")
-
-
-@alt.theme.register("twotowers", enable=True)
-def _theme() -> alt.theme.ThemeConfig:
-    """Return the theme of all charts."""
-    text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-    return {
-        "config": {
-            "background": "transparent",
-            "font": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
-            "view": {"stroke": "transparent", "continuousHeight": 200},
-            "title": {"anchor": "start", "fontSize": 14, "fontWeight": 600},
-            "axis": {
-                **text,
-                "gridOpacity": 0.25,
-                "domainOpacity": 0.5,
-                "tickOpacity": 0.5,
-                "labelLimit": 0,
-            },
-            "axisXQuantitative": {"labelOverlap": True},
-            "legend": {
-                **text,
-                "orient": "top",
-                "symbolSize": 90,
-                "columns": 3,
-                "labelLimit": 0,
-                "titleLimit": 0,
-                "title": None,
-            },
-            "header": {
-                "labelFontSize": 13,
-                "labelFontWeight": 600,
-                "labelLimit": 230,  # a longer name would reach into the next panel
-                "title": None,
-            },
-            "bar": {"color": BLUE},
-            "point": {"filled": True, "size": 50, "color": BLUE},
-            "line": {"strokeWidth": 2},
-            "range": {"category": OTHER_COLOURS},
-        }
-    }
 
 
 def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
@@ -288,19 +201,6 @@ def model_menu(names: list[str], first: str) -> alt.Parameter:
     """
     menu = alt.binding_select(options=names, name="model ")
     return alt.param("model", bind=menu, value=first)
-
-
-def model_colours(names: Iterable[str]) -> list[str]:
-    """Return the colours of models, each of which has the same colour in all figures.
-
-        >>> model_colours(["SmolLM2-135M"]), model_colours(["mini-gpt2", "SmolLM2-135M"])
-        (['#17849a'], ['#5a55c9', '#17849a'])
-
-    Args:
-        names: Names of models as pages show them.
-    """
-    known = dict(zip(shown_names().values(), MODEL_COLOURS, strict=False))
-    return [known.get(name, MODEL_COLOURS[-1]) for name in names]
 
 
 def overlay(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str) -> alt.FacetChart:
