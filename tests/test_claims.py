@@ -20,7 +20,8 @@ def test_the_shipped_tables_are_whole():
         assert c.unit == "nats" if least is None else least > 0 or c.null_value == 0.5
         assert c.statement.endswith(".")
     found = claims.written_findings()
-    assert {*found["claim"]} <= {*table, *claims.paper_results()}
+    seconds = {name + claims.SECOND for name, rule in claims.solved_rules().items() if rule.measure}
+    assert {*found["claim"]} <= {*table, *claims.paper_results(), *seconds}
     answers = {claims.AGREES, claims.IN_PART, claims.DISAGREES}
     answers |= {claims.AGREES_UNSPECIFIC, claims.PART_UNSPECIFIC}
     answers |= {claims.AGREES_TOO_FEW, claims.PART_TOO_FEW}

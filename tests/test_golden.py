@@ -25,7 +25,6 @@ GOLDEN, FIGURES, BUILD = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv", RO
 MODELS = (*included_models(), "smollm2-135m")  # the second has every measurement
 ARBITRARY = ("4.5",)  # principal components have any sign
 ROUNDED = ("10.2", "11.2")  # tables, to hundredths
-SECOND = ", on counterbalanced prompts"  # second verdicts
 COLUMNS = ["chapter", "shown", "model", "column", "rows", "mean"]
 
 
@@ -135,7 +134,7 @@ def test_figures_and_exhibits_show_what_is_pinned(built, request):
     came = [row for number, data in figures() if number not in ARBITRARY
             for row in means(number, data)]  # fmt: skip
     results = claims.paper_results()
-    for solved, suffix in ((False, ""), (True, SECOND)):
+    for solved, suffix in ((False, ""), (True, claims.SECOND)):
         for row in evidence.read(BUILD / "evidence", results, solved).itertuples():
             if row.model in MODELS and row.claim not in claims.WITHOUT_MODEL:
                 name = row.claim + suffix
@@ -147,7 +146,7 @@ def test_figures_and_exhibits_show_what_is_pinned(built, request):
         .merge(came, how="outer", on=COLUMNS[:-1], suffixes=("_was", "_is"), indicator="in")
     )
     atol = np.where(both["shown"].isin(ROUNDED), HUNDREDTHS, LOGITS)
-    is_result = both["shown"].str.removesuffix(SECOND).isin(results)
+    is_result = both["shown"].str.removesuffix(claims.SECOND).isin(results)
     atol = np.where(is_result, STORED, atol)
     was, now = (both[name].astype(float) for name in ("mean_was", "mean_is"))
     close = np.isclose(was, now, rtol=SHOWN, atol=atol, equal_nan=True) & (both["in"] == "both")

@@ -402,7 +402,8 @@ class Chapter(Measurements):
         seen = ""
         if result.seen != "none":
             seen = f", written after the results of {result.seen} were seen"
-        self._show(result, rows, f"Rule of {result.rule}{seen}", _rule_in_words(result))
+        rule = f"Rule of {result.rule}{seen}: {_rule_in_words(result)}"
+        self._show(result, rows, "Numbers and rule", rule)
 
     def _second_rows(
         self,

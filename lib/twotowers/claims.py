@@ -47,6 +47,8 @@ ROUNDING = 1e-9
 ON_PAPER, ON_SOLVED = "paper", "solved"
 """Prompts of the first and of the second verdict on a result: the paper's, and counterbalanced
 blocks of a model that learns the task there"""
+SECOND = ", on counterbalanced prompts"
+"""Addition to the name of a result in tables that have its second verdict as well"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
@@ -158,6 +160,7 @@ class SolvedRule(Row):
         none: Reason why there is no second verdict.
         rule: Date on which the rule was fixed.
         seen: Results that were known on that date.
+        differs: Difference between the judged numbers of both verdicts, if they are two measures.
     """
 
     id: Text
@@ -166,6 +169,7 @@ class SolvedRule(Row):
     none: str
     rule: Text
     seen: str
+    differs: str = ""
 
 
 def with_control(verdict: str, control: str) -> str:
@@ -226,7 +230,8 @@ def written_findings() -> pd.DataFrame:
 
     Returns:
         Columns page, sentence, chapter, claim, model, verdict. A row is a verdict on which a
-            sentence rests, and `chapter` is the chapter that shows its basis.
+            sentence rests, and `chapter` is the chapter that shows its basis. A claim that ends
+            with SECOND means the second verdict on a result of the paper.
     """
     table = read_csv(data_folder() / "findings.csv", str)
     # Only the first line of a sentence has these cells.

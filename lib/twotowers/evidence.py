@@ -42,6 +42,7 @@ from twotowers.claims import (
     NOT_SPECIFIC,
     NOT_TESTABLE,
     ON_SOLVED,
+    SECOND,
     SMALL,
     UNDECIDED,
     Claim,
@@ -403,6 +404,23 @@ def read(folder: Path, statements: Iterable[str] = (), solved: bool = False) -> 
     texts = rows[["mark", "figure", "reason", "prompt_set", "words"]].astype(object).fillna("")
     rows = rows.assign(**texts)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
+
+
+def verdicts(folder: Path) -> dict[tuple[str, str], str]:
+    """Return all verdicts that chapters wrote, by statement and model.
+
+    A name with SECOND has the second verdict on a result of the paper.
+
+    Args:
+        folder: Folder of the CSV files, one for each chapter.
+    """
+    statements = {**claims(), **paper_results()}
+    found = {}
+    for solved in (False, True):
+        for row in read(folder, statements, solved).itertuples():
+            name = row.claim + SECOND * solved
+            found[name, row.model] = row.verdict
+    return found
 
 
 def corrected(rows: pd.DataFrame) -> str:

@@ -58,8 +58,9 @@ def block(statement: Statement, rows: Iterable[Row], summary: str, details: str 
         f'<div class="claim {kind}" id="{kind}-{statement.anchor}">'
         f'<p class="statement">{title}{escape(statement.statement)}</p>'
         f"{_answers(rows)}"
-        f"{strip(statement, rows)}{_without_second(statement)}"
-        f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}</details></div>"
+        f"{strip(statement, rows)}"
+        f"<details><summary>{escape(summary)}</summary><ul>{items}</ul>{rule}"
+        f"{_without_second(statement)}</details></div>"
     )
 
 
@@ -211,6 +212,9 @@ def strip(statement: Statement, rows: Sequence[Row]) -> str:
             name = "<td></td>"  # the second line of a model
     head, axis = axes.zone_names(scale, zones), axes.axis(scale)
     measure = escape(_first_part(statement.measure) + _unit(statement))
+    second = claims.solved_rules().get(statement.id)
+    if second is not None and second.differs:
+        measure += f"<br>On counterbalanced prompts, another measure: {escape(second.differs)}"
     reason = f"<br>{escape(shared[:1].upper() + shared[1:])}." if shared else ""
     return (
         f'<table class="strip"><thead><tr><td></td><td>{head}</td><td></td></tr></thead>'
