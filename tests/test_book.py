@@ -14,6 +14,7 @@ from twotowers import book, files, pages
 from twotowers.heads import Head
 from twotowers.intervals import Interval
 from twotowers.paths import included_models
+from twotowers.settings import Settings
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
@@ -162,6 +163,28 @@ def test_a_stored_measurement_is_read_and_never_made(chapter, monkeypatch):
     chapter._files.cache_clear()
     never.stored = lambda name: chapter.files["b", name]
     assert {*chapter.stored("knockouts")} == {"a", "b"}
+
+
+def test_what_is_stored_with_other_settings_is_not_shown(chapter, monkeypatch):
+    never = SimpleNamespace(name="a", stored=lambda name: None)
+    monkeypatch.setattr(chapter, "_pipeline", lambda suite: never)
+    chapter.settings = Settings(model="a", k=4)  # "a" is precomputed with k = 2
+    assert [*chapter.stored("knockouts")] == ["b"]
+
+
+def test_sets_of_a_model_have_the_size_that_it_was_measured_with(chapter):
+    ranked = np.tile(np.arange(1.0, 9.0).reshape(2, 4), (120, 1, 1))
+    of_heads = ("prompt", "layer", "head")
+    variables = {"attribution": (of_heads, ranked)}
+    variables["attention"] = ((*of_heads, "demonstration"), ranked[..., None])
+    data = dataset(**variables).assign_coords(is_true_label=("demonstration", [True]))
+    for model, n in {"a": 3, "b": 5}.items():
+        made_from = json.dumps({"top_k": n})
+        chapter.files[model, "selection"] = data.assign_attrs(identity=made_from)
+    chapter.files["c", "selection"] = chapter.files["b", "selection"]
+    chapter.settings = Settings(model="a", top_k=3)
+    sizes = {model: len(sets["by attribution"]) for model, sets in chapter.sets.items()}
+    assert sizes == {"a": 3, "b": 5, "c": 5}
 
 
 def cell(*lines):

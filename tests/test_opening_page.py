@@ -10,8 +10,9 @@ import plain_words
 import pytest
 import verdict_map
 import xarray as xr
-from twotowers import claims
+from twotowers import claims, identity
 from twotowers.paths import chapter_names
+from twotowers.settings import Settings
 from twotowers.theme import VEGA
 
 
@@ -120,6 +121,19 @@ def test_the_catch_has_both_orders_of_each_model(rows, tmp_path):
     table = opening_page.catch(tmp_path, rows.assign(mark=claims.BY_POSITION))
     assert "mini-gpt2: 100% right labels last, 25% first" in table
     assert table.count("<tr>") - 2 == len(rows[rows["claim"] == "word prompts"])
+
+
+def test_the_catch_is_of_the_last_build_and_not_of_another_seed(tmp_path):
+    folder, seed_1 = tmp_path / "measurements/mini-gpt2", Settings(seed=1)
+    other = identity.folder_of(seed_1, "mini-gpt2", "paper_balance").name
+    for name, nats in (("words", 1.0), (other, -1.0)):  # the second file is the newer one
+        (folder / name).mkdir(parents=True)
+        changes = {"logit_difference": (("change", "prompt"), [[nats], [nats]])}
+        data = xr.Dataset(changes, {"change": ["as it is", "true first"]})
+        data.to_netcdf(folder / name / "paper_balance.nc")
+    for values, rate in (({"threads": 1}, 1.0), ({"threads": 1, "seed": "1"}, 0.0)):
+        (tmp_path / "settings.json").write_text(json.dumps(values))
+        assert set(opening_page.accuracies(tmp_path).loc["mini-gpt2"]) == {rate}
 
 
 def test_three_kinds_of_prompts_tell_pretrained_models_apart(rows, tmp_path, monkeypatch):

@@ -24,8 +24,9 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import axes, claims, evidence, files, strips
+from twotowers import axes, claims, evidence, files, identity, strips
 from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
+from twotowers.settings import Settings
 from twotowers.tables import shown_name
 from twotowers.theme import VEGA
 
@@ -100,6 +101,24 @@ def answer(rows: pd.DataFrame) -> str:
     )
 
 
+def folder_of_words(build: Path) -> str:
+    """Return the name of the folder with measurements of the last build, or a pattern of all.
+
+    A book that was built before with another seed has a folder of its own, which may be newer.
+
+    Args:
+        build: Folder of built files.
+    """
+    path = build / "settings.json"
+    if not path.is_file():
+        return "words*"
+    values = json.loads(path.read_text("utf8"))
+    values.pop("threads", None)
+    suite, measurement = ORDERS
+    settings = Settings.from_values(values | {"suite": suite})
+    return identity.folder_of(settings, "any model", measurement).name
+
+
 def accuracies(build: Path) -> pd.DataFrame:
     """Return the accuracy of models on the paper's prompts, for each order of the demonstrations.
 
@@ -112,7 +131,8 @@ def accuracies(build: Path) -> pd.DataFrame:
     Returns:
         Columns first and last: the place of the true demonstrations. Lines are models.
     """
-    built = sorted(build.glob("measurements/*/words*/paper_balance.nc"), key=os.path.getmtime)
+    folder = folder_of_words(build)
+    built = sorted(build.glob(f"measurements/*/{folder}/paper_balance.nc"), key=os.path.getmtime)
     precomputed = files.precomputed_files().items()
     rates = {}
     for path in (*(path for key, path in precomputed if key[1:] == ORDERS), *built):

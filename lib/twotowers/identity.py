@@ -163,6 +163,18 @@ def agrees(data: xr.Dataset, **parts: Any) -> bool:
     return parts.items() <= made_from.items()
 
 
+def top_k(data: xr.Dataset) -> int:
+    """Return how many heads the sets have that a measurement was made for.
+
+    A chapter may have another number for the model of its settings.
+
+    Args:
+        data: A measurement on blocks.
+    """
+    made_from = json.loads(data.attrs["identity"])
+    return int(made_from["top_k"])
+
+
 def has_current_code(data: xr.Dataset, name: str) -> bool:
     """Return whether a measurement has the current version of its code and of each requirement.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from twotowers import head_selection, intervals, random_heads
+from twotowers import head_selection, identity, intervals, random_heads
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head, Heads
@@ -179,7 +179,7 @@ class JudgedModel:
         """Return cross-fit splits of the prompts, each with its own heads of a named set."""
         values = values.assign_coords(number=("prompt", range(values.sizes["prompt"])))
         selection = self.measurements.measured("selection", labels="arbitrary")[self.name]
-        k = self.measurements.settings.top_k
+        k = identity.top_k(selection)
         splits = []
         for sets, evaluates in head_selection.cross_fit_sets(selection, values, k):
             if not sets:

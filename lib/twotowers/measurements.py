@@ -20,7 +20,7 @@ from typing import Any
 
 import xarray as xr
 
-from twotowers import catalogue, files, head_selection
+from twotowers import catalogue, files, head_selection, identity
 from twotowers.catalogue import NOT_TESTABLE
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
@@ -87,7 +87,7 @@ class Measurements:
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Sets of heads by model and name, from all selection blocks (`head_selection`)."""
         return {
-            model: head_selection.head_sets(data, self.settings.top_k)
+            model: head_selection.head_sets(data, identity.top_k(data))
             for model, data in self.measured("selection").items()
         }
 
@@ -165,6 +165,7 @@ class Measurements:
                 self.report(f"Left out: {error}.")
         model = self.model
         if not files.is_served(model, suite, name, self.settings):
+            found.pop(model, None)  # a precomputed one has other settings
             with needs_packages(model):
                 pipeline = self._pipeline(suite)
                 data = pipeline.measured(name) if measures else pipeline.stored(name)
