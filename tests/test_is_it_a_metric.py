@@ -13,7 +13,6 @@ from tolerances import near
 
 CLASSES = ["animal", "country", "fruit", "tool"]
 PAIRS = ["animal/country", "animal/country", "fruit/tool", "fruit/tool"]
-HEADS = ["meaning", "rank", "letters", "attraction"]
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,11 @@ def dataset(classes=CLASSES):
     coordinates = {
         "layer": [0], "head": range(4), "prompt": classes,
         "class_pair": ("prompt", PAIRS[: len(classes)]),
-        "label_pair": ("prompt", ["several"] * len(classes)),
         "pair_class": ("word_pair", [pair[0] for pair in pairs]),
         "first_word": ("word_pair", [pair[1] for pair in pairs]),
         "second_word": ("word_pair", [pair[2] for pair in pairs]),
         "asked": every, "demonstrated": every, "selected_head": ["0-0", "0-3"],
-        "asked_class": ("asked", of_word), "demonstrated_class": ("demonstrated", of_word),
+        "demonstrated_class": ("demonstrated", of_word),
     }  # fmt: skip
     return xr.Dataset(
         {
@@ -54,10 +52,6 @@ def dataset(classes=CLASSES):
                 rng.integers(-99, 99, (2, len(every), len(every))),
             ),
             "similarity_step": ("selected_head", [0.1, 0.2]),
-            "is_selected": (
-                ("prompt", "selected_head"),
-                [[1, 0], [1, 1], [0, 1], [0, 0]][: len(classes)],
-            ),
         },
         coordinates,
     )
@@ -74,12 +68,15 @@ def planted(chapter):
     return ds.assign(within_class=(("layer", "head", "word_pair"), scores[None]))
 
 
-def names_of(chapter):
-    return ["sentence embedding", "letters", "own input embedding", *chapter["FACTS"]]
+def test_words_that_are_nearer_have_a_larger_yardstick(chapter):
+    table = chapter["yardsticks"](dataset(["number"]))
+    names = ["length", "rank in the list", "distance of numbers"]
+    zero_and_one, zero_and_eleven = table.iloc[0], table.iloc[10]
+    assert (zero_and_one[names] > zero_and_eleven[names]).all()
 
 
 def test_the_largest_coefficient_is_that_of_what_a_head_compares(chapter):
-    names = names_of(chapter)
+    names = chapter["TOGETHER"]
     values = chapter["within_classes"](planted(chapter), names, chapter["coefficients"])
     means = values.mean("prompt").isel(layer=0)
     for head, name in enumerate(("sentence embedding", "rank in the list", "letters")):
@@ -93,7 +90,7 @@ def test_the_largest_coefficient_is_that_of_what_a_head_compares(chapter):
 @pytest.mark.parametrize(("names", "fit"), [(None, "coefficients"), (["letters"], "correlations")])
 def test_fits_are_those_of_least_squares_with_a_number_for_each_word(chapter, names, fit):
     """A correlation is the coefficient of a single yardstick."""
-    ds, names = dataset(), names or names_of(chapter)
+    ds, names = dataset(), names or chapter["TOGETHER"]
     values = chapter["within_classes"](ds, names, chapter[fit])
     table = chapter["yardsticks"](ds)
     for i, name in enumerate(CLASSES):

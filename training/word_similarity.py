@@ -109,6 +109,9 @@ class Taxonomy:
     def depth(self, meaning: str) -> int:
         """Return the number of meanings from one to the nearest top, both ends included.
 
+            >>> Taxonomy({"a": [], "b": [], "c": ["b"], "d": ["a", "c"]}).depth("d")
+            2
+
         Args:
             meaning: A meaning.
         """

@@ -209,8 +209,8 @@ def closed_edges(
 def default_cuts(n_layers: int) -> list[int]:
     """Return seven cuts evenly spaced between the layers, and 0 and `n_layers`.
 
-        >>> default_cuts(32), default_cuts(3)
-        ([0, 4, 8, 12, 16, 20, 24, 28, 32], [0, 1, 2, 3])
+        >>> default_cuts(30), default_cuts(3)
+        ([0, 4, 8, 11, 15, 19, 22, 26, 30], [0, 1, 2, 3])
 
     Args:
         n_layers: Number of layers of the model.

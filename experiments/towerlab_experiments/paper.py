@@ -99,9 +99,12 @@ def random_partners(heads: Heads, all_heads: Sequence[Head]) -> list[Head | None
 
     If no head is left there, the random head is of the nearest layer that has one.
 
-        >>> four = [Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1)]
-        >>> {head.layer for head in random_partners(four[:2], four)}, random_partners(four, four)
-        ({1}, [None, None, None, None])
+        >>> heads = [Head(*place) for place in np.ndindex(4, 2)]
+        >>> partners = random_partners(9 * heads[2:4], heads)  # of both heads of layer 1
+        >>> [str(head) for head in sorted({*partners})]
+        ['0-0', '0-1']
+        >>> random_partners(heads[:2], heads[:2])
+        [None, None]
 
     Args:
         heads: Heads.

@@ -128,9 +128,12 @@ def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
 def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
     """Return which measured heads are outside the key-value groups of some heads.
 
-        >>> in_other_groups([Head(0, 1)], np.ones((2, 4), bool), n_key_value_heads=2)
-        array([[False, False,  True,  True],
-               [ True,  True,  True,  True]])
+        >>> measured = np.array([[True] * 6, [True] * 5 + [False]])
+        >>> in_other_groups([Head(0, 1)], measured, n_key_value_heads=2)
+        array([[False, False, False,  True,  True,  True],
+               [ True,  True,  True,  True,  True, False]])
+        >>> int(measured.sum())  # as before
+        11
 
     Args:
         heads: Heads to replace.
