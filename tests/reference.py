@@ -6,13 +6,6 @@ from independent import Formulas
 from towerlab.model.model import Model
 
 
-def log_prob(model: Model, v, word, norm, scale):
-    unembedding, final = model.unembedding, model.unembedding.norm
-    centred = v - v.mean() if final.centred else v
-    s = (centred.square().mean() + final.eps).sqrt() if norm == "recomputed" else scale
-    return torch.log_softmax(unembedding.weight @ (final.gain * centred / s), -1)[word]
-
-
 def tensors(rows):
     return [torch.from_numpy(row) for row in rows]
 
@@ -54,6 +47,5 @@ class Reference:
             self.by_hand.matrix(layer, "down")[neuron]
         )
 
-    def increase(self, x, v, word, norm):
-        before = log_prob(self.model, x, word, norm, self.scale)
-        return float(log_prob(self.model, x + v, word, norm, self.scale) - before)
+    def increase(self, before, added, word):
+        return self.by_hand.increase(self.run, before.numpy(), added.numpy(), word)

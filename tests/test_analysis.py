@@ -8,11 +8,17 @@ import json
 import pytest
 from conftest import ROOT, python, sources
 
-MODULES = {
-    path: ".".join(path.relative_to(ROOT / top).with_suffix("").parts)
-    for top in ("lib", "experiments")
-    for path in (ROOT / top).rglob("*.py")
-}
+
+def modules_of(home) -> dict:
+    """Name of each module of lib and experiments, by its path."""
+    return {
+        path: ".".join(path.relative_to(home / top).with_suffix("").parts)
+        for top in ("lib", "experiments")
+        for path in sorted((home / top).rglob("*.py"))
+    }
+
+
+MODULES = modules_of(ROOT)
 ROOMS = (
     "twotowers",
     "towerlab.progress",

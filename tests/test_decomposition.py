@@ -28,13 +28,13 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     assert int(data["n_parts"]) == 1 + model.n_layers * (model.n_heads * length + width + biases)
     for layer, head in heads:
         vectors = [slow.head(layer, h) for h in range(model.n_heads)]
-        alone = slow.increase(slow.resid_pre[layer], vectors[head], word, "frozen")
+        alone = slow.increase(slow.resid_pre[layer], vectors[head], word)
         others = slow.resid_pre[layer] + sum(v for h, v in enumerate(vectors) if h != head)
         near(data["increase"][layer, head], alone)
-        last = slow.increase(others, vectors[head], word, "frozen")
+        last = slow.increase(others, vectors[head], word)
         near(data["increase_last"][layer, head], last)
     for position in range(length):
-        by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
+        by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word)
         near(data["position_increase"].sel(selected_head="1-0")[position], by_hand)
     states = [
         x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)
@@ -43,9 +43,9 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     for layer, k in np.ndindex(model.n_layers, width):
         vector = slow.neuron(layer, k)
         bs = unembed.bs_values(vector, model.unembedding, slow.scale)
-        increase = slow.increase(states[layer], vector, word, "frozen")
+        increase = slow.increase(states[layer], vector, word)
         neurons.append((increase, float(bs[word]), 1 + int((bs > bs[word]).sum()), layer, k))
-        raising.append(slow.increase(states[layer], 1e-6 * vector, word, "frozen") > 0)
+        raising.append(slow.increase(states[layer], 1e-6 * vector, word) > 0)
     best = sorted(neurons, reverse=True)[: data.sizes["neuron"]]
     assert np.allclose(data["neuron_increase"], [increase for increase, *_ in best], atol=1e-9)
     first = [int(data[f"neuron_{name}"][0]) for name in ("rank", "layer", "number")]

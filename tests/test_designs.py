@@ -43,14 +43,8 @@ def design(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "seed"),
-    [
-        pytest.param("shared keys", 2, marks=pytest.mark.nightly),
-        pytest.param("one head", 0, marks=pytest.mark.nightly),
-        pytest.param("one layer", 1, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("size", "seed"), [("shared keys", 2), ("one head", 0), ("one layer", 1)])
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
     """A random design a model, all chapters each, which share measurements; no precomputed model
     hides what is missing."""

@@ -5,16 +5,10 @@ import doctest
 import importlib
 
 import pytest
-from conftest import ROOT
+from test_analysis import MODULES
 
-MODULES = {
-    str(path.relative_to(ROOT / top).with_suffix("")).replace("/", "."): path.read_text()
-    for top in ("lib", "experiments")
-    for path in sorted((ROOT / top).rglob("*.py"))
-}
-
-
-NAMES = [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150]
+TEXTS = {name: path.read_text() for path, name in MODULES.items()}
+NAMES = [name for name, text in TEXTS.items() if ">>>" in text or text.count("\n") > 150]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "training.word_similarity"])

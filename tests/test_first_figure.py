@@ -1,7 +1,6 @@
 """The benchmark of first figures reads the times of papermill's cells."""
 
 import json
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -62,4 +61,4 @@ def test_the_unit_is_a_pass_over_the_prompts_of_the_first_figure(chapter, n, tmp
     settings = Settings(k=2, separator="space", evaluation_blocks=4, prompts=20, out=str(tmp_path))
     encoded = first_figure.prompts_of(chapter, Pipeline(settings))
     assert len(encoded) == n
-    refused("unknown chapter '99'", first_figure.run, "99", "mini-gpt2", str(Path(tmp_path)))
+    refused("unknown chapter '99'", first_figure.run, "99", "mini-gpt2", str(tmp_path))

@@ -205,7 +205,7 @@ def test_the_case_by_hand(model, words, monkeypatch):
             swept = sweep.isel(weight=13).rename(swept_head="selected_head")
             for array, weight in ((data["label_increase"], own), (swept, WEIGHTS[13])):
                 before = slow.resid_pre[layer]
-                increase = slow.increase(before, weight * value, encoded.true_id, "frozen")
+                increase = slow.increase(before, weight * value, encoded.true_id)
                 near(array.sel(selected_head=name).isel(demonstration=number), increase)
     near(sweep.isel(weight=0), 0)
     several = label_increases(model, [encoded, encoded], heads)

@@ -27,7 +27,6 @@ def test_an_empty_setting_is_the_default_and_the_model_has_a_name():
     automatic = dict.fromkeys(("label_pairs", "k", "prompts"), "auto")
     assert Settings.from_values(automatic) == Settings()
     refused("model '': expected at least 1 item", Settings.from_values, {"model": ""})
-    refused("unknown parameter 'sepparator': expected", Settings.from_values, {"sepparator": ""})
 
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):

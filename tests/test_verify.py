@@ -15,22 +15,20 @@ def test_every_printed_quantity_is_what_the_reference_computes(model):
     slow = Reference(model, IDS)
     word = int(model.hf(torch.tensor([IDS])).logits[0, -1].argmax())
     layers = range(model.n_layers)
-    attention = [
-        slow.increase(slow.resid_pre[i], slow.attention[i], word, "frozen") for i in layers
-    ]
+    attention = [slow.increase(slow.resid_pre[i], slow.attention[i], word) for i in layers]
     between = [slow.resid_pre[i] + slow.attention[i] for i in layers]
-    ffn = [slow.increase(between[i], slow.ffn[i], word, "frozen") for i in layers]
+    ffn = [slow.increase(between[i], slow.ffn[i], word) for i in layers]
     expected = {
         "sum of attention block increases": sum(attention),
         "sum of FFN block increases": sum(ffn),
         "increase of attention block 1": attention[1],
         "increase of FFN block 0": ffn[0],
-        "increase of head 1-1": slow.increase(slow.resid_pre[1], slow.head(1, 1), word, "frozen"),
+        "increase of head 1-1": slow.increase(slow.resid_pre[1], slow.head(1, 1), word),
         "increase of head 1-1 position 2": slow.increase(
-            slow.resid_pre[1], slow.position(1, 1, 2), word, "frozen"
+            slow.resid_pre[1], slow.position(1, 1, 2), word
         ),
         "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
-        "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
+        "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word),
     }
     predicted, result = verify.measure(model, IDS, list(expected))
     assert predicted == word

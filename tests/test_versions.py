@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, make_home, replace_in
-from test_analysis import imported
+from test_analysis import imported, modules_of
 from twotowers import catalogue
 from twotowers.identity import identity_of as identity
 from twotowers.paths import HOME
@@ -47,11 +47,6 @@ def imports(text: str) -> set[str]:
     }
 
 
-def path_of(home: Path, module: str) -> Path:
-    folder = "experiments" if module.startswith("towerlab_experiments.") else "lib"
-    return home / folder / f"{module.replace('.', '/')}.py"
-
-
 @cache
 def code(text: str) -> str:
     """Without comments, docstrings and empty lines."""
@@ -72,9 +67,7 @@ def code(text: str) -> str:
 def sources(home: Path) -> dict[str, str]:
     """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
     out = {}
-    names = (".".join(path.relative_to(home / top).with_suffix("").parts)
-             for top in ("lib", "experiments") for path in (home / top).rglob("*.py"))  # fmt: skip
-    texts = {name: path_of(home, name).read_text("utf8") for name in names}
+    texts = {name: path.read_text("utf8") for path, name in modules_of(home).items()}
     for name, row in catalogue.catalogue().items():
         modules = [f"towerlab_experiments.{row.module}"]
         for module in modules:
