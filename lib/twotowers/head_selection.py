@@ -11,7 +11,8 @@ Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
   is attended to, correct or not; above MIN_WRITTEN nats.
 - `by attention`: the attention difference, labels of the query's class minus the others.
 - `by_increase`, a function: the paper's increase, of either sign.
-- `by_effect`, a function: the total effect of the head's attention, of either sign.
+- `by_effect`, a function: the total effect of the head's attention, if it raises the right answer.
+- `by_size_of_effect`, a function: the same, of either sign.
 
 Every function is pure: it takes measurements of heads and returns lists of heads.
 """
@@ -263,23 +264,44 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
 
 
 def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
-    """Return the heads whose attention has the largest mean total effect, of either sign.
+    """Return the heads whose attention raises the right answer most, by mean total effect.
 
         >>> dims = ("contrast", "prompt", "layer", "head")
         >>> effect = [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
         >>> contrasts = {"contrast": ["attention swapped", "texts exchanged"]}
         >>> effects = xr.Dataset({"effect": (dims, effect)}, contrasts)
-        >>> [str(head) for head in by_effect(effects, 2)]
+        >>> [str(head) for head in by_effect(effects, 3)]
+        ['1-0', '0-0']
+
+    Args:
+        effects: Measurement "head_effects".
+        k: Maximum number of heads.
+    """
+    return top_heads(_mean_total_effect(effects), k)
+
+
+def by_size_of_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
+    """Return the heads whose attention has the largest mean total effect, of either sign.
+
+        >>> dims = ("contrast", "prompt", "layer", "head")
+        >>> effect = [[[[0.1, -0.9], [0.4, 0.0]]]]
+        >>> contrasts = {"contrast": ["attention swapped"]}
+        >>> effects = xr.Dataset({"effect": (dims, effect)}, contrasts)
+        >>> [str(head) for head in by_size_of_effect(effects, 2)]
         ['0-1', '1-0']
 
     Args:
         effects: Measurement "head_effects".
-        k: Number of heads.
+        k: Maximum number of heads.
     """
+    return top_heads(abs(_mean_total_effect(effects)), k)
+
+
+def _mean_total_effect(effects: xr.Dataset) -> xr.DataArray:
+    """Return the mean total effect of each head's attention, over (layer, head)."""
     effect = effects["effect"]
     swapped = effect.sel(contrast="attention swapped")
-    mean = swapped.mean("prompt")
-    return top_heads(abs(mean), k)
+    return swapped.mean("prompt")
 
 
 def places(values: xr.DataArray, heads: Heads) -> list[int]:
