@@ -49,6 +49,8 @@ ON_PAPER, ON_SOLVED = "paper", "solved"
 blocks of a model that learns the task there"""
 SECOND = ", on counterbalanced prompts"
 """Addition to the name of a result in tables that have its second verdict as well"""
+NEEDED = "needed"
+"""Said of a comparison of texts without which a result cannot agree"""
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
@@ -161,6 +163,7 @@ class SolvedRule(Row):
         rule: Date on which the rule was fixed.
         seen: Results that were known on that date.
         differs: Difference between the judged numbers of both verdicts, if they are two measures.
+        comparison: Whether only heads or answers that compare texts can agree.
     """
 
     id: Text
@@ -170,6 +173,7 @@ class SolvedRule(Row):
     rule: Text
     seen: str
     differs: str = ""
+    comparison: Literal["", "needed", "not needed"] = ""
 
 
 def with_control(verdict: str, control: str) -> str:
