@@ -43,6 +43,8 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
         >>> sets = draw_random_sets(two, free)
         >>> len(sets), len({frozenset(heads) for heads in sets})
         (6, 6)
+        >>> len(draw_random_sets(two, free[:, :4])), draw_random_sets(two, free[:, :3])
+        (1, [])
         >>> draw_random_sets(two, free, 4) == sets[:4]
         True
         >>> draw_random_sets(two[::-1], free) == [heads[::-1] for heads in sets]
