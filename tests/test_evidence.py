@@ -186,11 +186,8 @@ def model_of(attending):
         "is_true_label": (("prompt", "demonstration"), np.ones((len(attending), 1), bool)),
     }
     pairs = {"class_pair": ("prompt", [*attending]), "label_pair": ("prompt", ["foo/bar"] * 4)}
-    chapter = SimpleNamespace(
-        settings=SimpleNamespace(top_k=len(attending["a"])),
-        sets={"m": SETS},
-        measured=lambda name, labels: {"m": xr.Dataset(variables, pairs)},
-    )
+    selection = xr.Dataset(variables, pairs, {"identity": '{"top_k": 1}'})
+    chapter = SimpleNamespace(sets={"m": SETS}, measured=lambda name, labels: {"m": selection})
     model = JudgedModel.__new__(JudgedModel)
     model.measurements, model.name, model.draw_random_sets = chapter, "m", two_sets
     return model
