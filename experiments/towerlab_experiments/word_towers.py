@@ -370,11 +370,9 @@ def random_form_aucs(
             values = singular_values(model, layer, head)
             of_forms = []
             for form in forms:
-                n_columns = form.shape[1]
                 first = asked @ form
                 second = demonstrated.flip(0) @ form
-                size = values[:n_columns]
-                both = torch.einsum("iwk,k,ivk->wv", first, size, second)
+                both = torch.einsum("iwk,k,ivk->wv", first, values, second)
                 of_forms.append(class_auc(both.numpy()))
             of_heads.append(of_forms)
         if of_heads:
@@ -391,8 +389,7 @@ def random_subspace(d_model: int, d: int, seed: int) -> Float[Tensor, "d_model d
         seed: Seed of the draw.
     """
     rng = np.random.default_rng([0, SEEDS["words"], seed])
-    n_columns = min(d, d_model)
-    normal = rng.normal(size=(d_model, n_columns))
+    normal = rng.normal(size=(d_model, d))
     basis, _ = np.linalg.qr(normal)
     return torch.from_numpy(basis)
 
