@@ -11,7 +11,7 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
-from twotowers import evidence, files
+from twotowers import claims, evidence, files
 
 
 def random_weights(folder):
@@ -91,3 +91,32 @@ def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypat
     if chapter.startswith("01"):
         expected |= {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS}
     assert {*rows[rows["model"].str.startswith("model--")]["verdict"]} <= expected
+
+
+def without_foo(folder):
+    """mini-gpt2, whose tokenizer does not know the paper's label foo."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text("utf8").replace('"Ġfoo"', '"Ġfoox"'), "utf8")
+    return folder, load_file(folder / "model.safetensors")
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("handmade", [without_foo], indirect=True)
+@pytest.mark.parametrize("number", [1, 3, 4, 5])
+def test_a_model_that_cannot_read_the_papers_prompts_has_second_verdicts(
+    number, handmade, monkeypatch, tmp_path
+):
+    """Of the paper's results it has only those on counterbalanced prompts."""
+    model, out = handmade
+    monkeypatch.setattr(files, "precomputed_models", dict)
+    few = dict(evaluation_blocks=20, selection_blocks=20, prompts=4, k=2, separator="space")
+    (chapter,) = (name for name in CHAPTERS if name.startswith(f"0{number}"))
+    evidence_of(chapter, monkeypatch, tmp_path, model=model, out=out, **few)
+    rows = {}
+    for on_blocks in (False, True):
+        read = evidence.read(tmp_path, claims.paper_results(), on_blocks)
+        rows[on_blocks] = read[read["model"].str.startswith("model--")]
+    assert {*rows[False]["verdict"]} == {claims.NOT_TESTABLE}
+    assert {*rows[True]["verdict"]} - {claims.NOT_TESTABLE}

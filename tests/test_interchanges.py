@@ -1,8 +1,10 @@
 """Pairs made of blocks, and what is refused. The numbers are in test_independent."""
 
 import tiny_blocks
+from conftest import word_tokenizer
 from towerlab.prompts.blocks import texts_of_one_length
 from towerlab_experiments.interchanges import pairs_of
+from twotowers.settings import CLASS_NAMES
 
 
 def parts(encoded):
@@ -37,7 +39,15 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
     pairs = pairs_of(tiny_blocks.blocks(6, texts), tiny_blocks.tokenizer())
     assert 0 < len(pairs) < 72 and all(base.last == source.last for _, base, source in pairs)
     of_one_length = texts_of_one_length(
-        tiny_blocks.tokenizer(), tiny_blocks.TEMPLATE, ["a/b"], texts
+        tiny_blocks.tokenizer(), tiny_blocks.TEMPLATE, ["a/b"], texts, "foo/bar"
     )
     assert of_one_length == {"a": texts["a"][4:], "b": texts["b"]}
     assert len(pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())) == 72
+
+
+def test_texts_are_measured_with_labels_that_the_tokenizer_has():
+    texts = tiny_blocks.TEXTS
+    without_foo = word_tokenizer(["<unk>", ":", "a", "b", "x", "y", *texts["a"], *texts["b"]])
+    for label_pair in ("x/y", CLASS_NAMES):
+        found = texts_of_one_length(without_foo, tiny_blocks.TEMPLATE, ["a/b"], texts, label_pair)
+        assert found == texts

@@ -153,7 +153,8 @@ def pairs_of_one_length(pipeline: Pipeline) -> list[Pair]:
     """
     design = pipeline.design
     tokenizer = pipeline.model.tokenizer
-    texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts)
+    first, *_ = design.label_pairs
+    texts = texts_of_one_length(tokenizer, design.template, design.class_pairs, design.texts, first)
     classes = [pair for pair in design.class_pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")

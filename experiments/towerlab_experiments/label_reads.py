@@ -203,9 +203,7 @@ def recipe_label_reads(pipeline: Pipeline) -> Recipe:
     sets = pipeline.head_sets
     random = draw_random_sets(pipeline, {name: sets[name]})[name]
     increases = pipeline.measured("selection_increases")
-    n_heads = increases.sizes["layer"] * increases.sizes["head"]
-    listed = head_selection.by_increase(increases, head_selection.n_listed(n_heads))
-    every_set = [*present(sets).values(), *random, listed]
+    every_set = [*present(sets).values(), *random, head_selection.listed(increases)]
     heads = dict.fromkeys(chain(*every_set))
     encoded = pipeline.design.intervention()
     return Recipe(label_reads, encoded, (list(heads),))

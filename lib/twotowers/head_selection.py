@@ -108,13 +108,13 @@ def one_percent(n_heads: int) -> int:
 def n_listed(n_heads: int) -> int:
     """Return how many heads of a model are listed: 20, as in the paper, or 5 of fewer than 200.
 
-        >>> n_listed(32), n_listed(704)
-        (5, 20)
+        >>> n_listed(4), n_listed(32), n_listed(704)
+        (4, 5, 20)
 
     Args:
         n_heads: Number of heads of the model.
     """
-    return 20 if n_heads >= 200 else 5
+    return 20 if n_heads >= 200 else min(5, n_heads)
 
 
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
@@ -199,6 +199,16 @@ def by_increase(increases: xr.Dataset, k: int) -> list[Head]:
     """
     mean = increases["increase"].mean("prompt")
     return top_heads(mean, k, minimum=-np.inf)
+
+
+def listed(increases: xr.Dataset) -> list[Head]:
+    """Return the heads with the largest mean increase, as many as `n_listed` says.
+
+    Args:
+        increases: Measurement "selection_increases".
+    """
+    n_heads = increases.sizes["layer"] * increases.sizes["head"]
+    return by_increase(increases, n_listed(n_heads))
 
 
 def halves(data: xr.Dataset) -> list[xr.Dataset]:

@@ -236,7 +236,11 @@ def donors_of(encoded: Prompts) -> dict[str, list[int]]:
 
 
 def texts_of_one_length(
-    tokenizer, template: Template, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
+    tokenizer,
+    template: Template,
+    pairs: Sequence[str],
+    texts: Mapping[str, Sequence[str]],
+    label_pair: str,
 ) -> dict[str, list[str]]:
     """Return texts with equal numbers of tokens within each class pair.
 
@@ -249,13 +253,17 @@ def texts_of_one_length(
         template: Template of the prompts.
         pairs: Class pairs.
         texts: Class -> texts.
+        label_pair: A label pair that the tokenizer can encode.
 
     Returns:
         Class -> texts, without the pairs in which a class has fewer than k + 2 texts.
     """
     selected = {}
     for pair in pairs:
-        lengths = {cls: _lengths(texts[cls], tokenizer, template) for cls in pair.split("/")}
+        labels = (pair if label_pair == CLASS_NAMES else label_pair).split("/")
+        lengths = {}
+        for cls in pair.split("/"):
+            lengths[cls] = _lengths(texts[cls], tokenizer, template, labels)
         first, second = lengths.values()
         # Numbers of texts in the class with fewer.
         scarcer = Counter(first.values()) & Counter(second.values())
@@ -266,13 +274,15 @@ def texts_of_one_length(
     return selected
 
 
-def _lengths(texts: Sequence[str], tokenizer, template: Template) -> dict[str, tuple[int, int]]:
+def _lengths(
+    texts: Sequence[str], tokenizer, template: Template, labels: Sequence[str]
+) -> dict[str, tuple[int, int]]:
     """Return for each text its tokens as a prompt's first text, and after a demonstration."""
     separator = SEPARATORS[template.separator]
     prompts = []
     for text in texts:
-        demonstration = Demonstration(text, "foo")
-        prompt = Prompt((demonstration,), text, "foo", ("foo", "bar"), separator=separator)
+        demonstration = Demonstration(text, labels[0])
+        prompt = Prompt((demonstration,), text, labels[0], labels, separator=separator)
         prompts.append(prompt)
     lengths = {}
     for e in encode_all(prompts, tokenizer):
