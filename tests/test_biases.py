@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import xarray as xr
 from conftest import shared_tiny
 from independent import changed_at, lead
 from reference import Reference
@@ -11,6 +12,7 @@ from towerlab.prompts.paper_sets import paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab_experiments.biases import PARTNERS, attention_exchanges
 from towerlab_experiments.conditions import CONDITIONS
+from twotowers import biases, intervals
 from twotowers.heads import Head
 
 SETS = {"none": [], "some": [Head(0, 1), Head(1, 0), Head(1, 1)]}
@@ -62,3 +64,13 @@ def test_an_exchange_is_that_of_the_formulas(kind, words, float64):
 
 def test_partners_are_of_opposite_bias():
     assert all(PARTNERS[partner] == change for change, partner in PARTNERS.items())
+
+
+def test_a_share_of_a_bias_needs_a_bias_above_zero():
+    changes, remedies = [*biases.CONDITIONS["majority"]], ["none", "remedy"]
+    nats = xr.DataArray([[1.0, 1.0], [0.0, 0.5]], {"change": changes, "remedy": remedies})
+    pairs = {name: ("prompt", [*"abcdef"]) for name in intervals.CLUSTERS}
+    nats = nats.expand_dims(prompt=6, axis=-1).assign_coords(pairs)
+    texts = [biases.share_removed(xr.Dataset({"logit_difference": sign * nats}), "majority")
+             for sign in (1, -1, 0)]  # fmt: skip
+    assert texts == ["50% [50%, 50%]", "the bias is reversed", "the bias is not clear"]

@@ -184,7 +184,9 @@ def unfolding(summary: str, table: Styler) -> HTML:
     return HTML(f'<details class="numbers">{line}{table.to_html()}</details>')
 
 
-def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> pd.DataFrame:
+def interval_table(
+    table: pd.DataFrame, index: str | list[str], columns: str, fmt: str
+) -> pd.DataFrame:
     """Return values with intervals, such as "31% [8%, 54%]", as a table of two columns' entries.
 
         >>> row = {"model": "m", "part": "a", "value": 0.5, "low": 0.25, "high": 0.75, "n": 9}
@@ -194,7 +196,7 @@ def interval_table(table: pd.DataFrame, index: str, columns: str, fmt: str) -> p
 
     Args:
         table: Columns value, low, high and n (number of clusters), and the two columns.
-        index: Column whose entries have lines.
+        index: Column, or columns, whose entries have lines.
         columns: Column whose entries have columns.
         fmt: Format of a value.
     """
