@@ -24,7 +24,7 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import axes, claims, evidence, files, identity, strips
+from twotowers import agreements, axes, claims, evidence, files, identity, intervals, strips
 from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
 from twotowers.settings import Settings
 from twotowers.tables import shown_name
@@ -101,22 +101,27 @@ def answer(rows: pd.DataFrame) -> str:
     )
 
 
-def folder_of_words(build: Path) -> str:
-    """Return the name of the folder with measurements of the last build, or a pattern of all.
+def measured(build: Path, suite: str, measurement: str) -> dict[str, Path]:
+    """Return the files of a measurement by model, precomputed or of the last build.
 
     A book that was built before with another seed has a folder of its own, which may be newer.
 
     Args:
         build: Folder of built files.
+        suite: Suite of prompts.
+        measurement: Name of the measurement.
     """
-    path = build / "settings.json"
-    if not path.is_file():
-        return "words*"
-    values = json.loads(path.read_text("utf8"))
-    values.pop("threads", None)
-    suite, measurement = ORDERS
-    settings = Settings.from_values(values | {"suite": suite})
-    return identity.folder_of(settings, "any model", measurement).name
+    folder, path = f"{suite}*", build / "settings.json"
+    if path.is_file():
+        values = json.loads(path.read_text("utf8"))
+        values.pop("threads", None)
+        settings = Settings.from_values(values | {"suite": suite})
+        folder = identity.folder_of(settings, "any model", measurement).name
+    built = build.glob(f"measurements/*/{folder}/{measurement}.nc")
+    precomputed = files.precomputed_files().items()
+    paths = [path for key, path in precomputed if key[1:] == (suite, measurement)]
+    paths += sorted(built, key=os.path.getmtime)
+    return {path.parts[-3]: path for path in paths}
 
 
 def accuracies(build: Path) -> pd.DataFrame:
@@ -131,15 +136,12 @@ def accuracies(build: Path) -> pd.DataFrame:
     Returns:
         Columns first and last: the place of the true demonstrations. Lines are models.
     """
-    folder = folder_of_words(build)
-    built = sorted(build.glob(f"measurements/*/{folder}/paper_balance.nc"), key=os.path.getmtime)
-    precomputed = files.precomputed_files().items()
     rates = {}
-    for path in (*(path for key, path in precomputed if key[1:] == ORDERS), *built):
+    for model, path in measured(build, *ORDERS).items():
         with xr.open_dataset(path) as balance:
             share = (balance["logit_difference"] > 0).mean("prompt").to_series()
         places = np.where(share.index.str.startswith("true first"), "first", "last")
-        rates[path.parts[-3]] = share.groupby(places).mean()
+        rates[model] = share.groupby(places).mean()
     return pd.DataFrame(rates).T
 
 
@@ -191,8 +193,8 @@ def kinds_of_prompts(build: Path, rows: pd.DataFrame) -> str:
     shares = {
         "the paper's prompts, right labels last": last,
         f"the same prompts in both orders ({bar:.0%}: a model <i>solves</i> the task)": on_paper,
-        "our balanced prompts, in each model's best format (clearly above 50%: it <i>learns</i> "
-        "the task), for the answer above": on_blocks,
+        "counterbalanced prompts, in each model's best format (clearly above 50%: it "
+        "<i>learns</i> the task), for the answer above": on_blocks,
     }
     is_own = [model in included_models() for model in on_paper.index]
     own = on_paper.index[is_own]
@@ -250,31 +252,21 @@ def _both_orders(model: str, first: float, last: float) -> str:
 
 
 def cards(build: Path, rows: pd.DataFrame) -> str:
-    """Return three cards: a claim that holds, counts of results that say little, and a new result.
+    """Return three cards: a claim that holds, results that say little, and a new result.
 
     Args:
         build: Folder of built files.
         rows: Rows of evidence.
     """
-    solved = verdict_map.tests(build, solved=True)
-    judged = verdict_map.tests(build)
-    judged = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
-    agrees = judged[judged["verdict"].str.startswith(claims.AGREES)]
-    n_failing = (agrees["mark"] != "").sum()
-    n_unspecific = (agrees["verdict"] == claims.AGREES_UNSPECIFIC).sum()
-    n_too_few = (agrees["verdict"] == claims.AGREES_TOO_FEW).sum()
-    little = (
-        f"{never_in(solved)}<p>On the paper's own prompts, {len(agrees)} of {len(judged)} tests "
-        f"agree. In {n_unspecific} of these, random heads do as well; in {n_too_few}, too few are "
-        f"left for a test. {n_failing} are in models that fail the task if both orders count: they "
-        'say the nearest label, or one label word (<a href="figure-by-figure.html">figure by '
-        "figure</a>).</p>"
-    )
+    told = sentences(rows)
+    on_paper, solved = verdict_map.tests(build), verdict_map.tests(build, solved=True)
+    counts = f"{agreements.beyond_random_heads(on_paper)} {agreements.without_comparison(solved)}"
+    link = '<a href="figure-by-figure.html">figure by figure</a>'
     parts = {
         "Holds": plain_words.claim_strip(rows, "exchange-query")
-        + f"<p>{sentences(rows).get('query-beyond-attention', '')}</p>"
-        + f'<p>{evidence.corrected(rows)} (<a href="scorecard.html">scorecard</a>)</p>',
-        "Does not hold, or says little": little,
+        + f"<p>{share_of_the_way(build)} {told.get('values-beyond-attention', '')}</p>",
+        "Does not hold, or says little": f"<p>{told.get('figure 6' + claims.SECOND, '')}</p>"
+        f"<p>{escape(counts).removesuffix('.')} ({link}).</p>",
         "New, as far as we know": plain_words.claim_strip(rows, "product"),
     }
     sections = "".join(
@@ -284,24 +276,27 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
     return f'<div class="opening-cards">{sections}</div>'
 
 
-def never_in(judged: pd.DataFrame) -> str:
-    """Return the results that agree in no model, also not in part, as a list.
+def share_of_the_way(build: Path) -> str:
+    """Return how far the answer moves with another prompt's query, of the way to its answer.
 
     Args:
-        judged: Rows of evidence of the counted results.
+        build: Folder of built files.
     """
-    asked = judged[~judged["verdict"].isin(claims.WITHOUT_VERDICT)]
-    fails = (asked["verdict"] == claims.DISAGREES).groupby(asked["claim"], sort=False).all()
-    results = claims.paper_results()
-    items = "".join(
-        f"<li>{escape(plain_words.plain(results[name]))} "
-        f'(<a href="figure-by-figure.html#row-{results[name].anchor}">{escape(name)}</a>)</li>'
-        for name in fails.index[fails]
-    )
-    if not items:
+    shares = []
+    for path in measured(build, "words", "interchanges").values():
+        with xr.open_dataset(path) as ds:
+            is_judged = (ds["pair_kind"] == "query") & (ds["label_pair"] != ds["class_pair"])
+            pairs = ds.sel(head_set="by attention").isel(prompt=is_judged.values).load()
+        pairs = pairs.drop_vars("head_set")
+        moved = pairs["base_logit_difference"] - pairs["logit_difference"]
+        whole = pairs["base_logit_difference"] - pairs["source_logit_difference"]
+        shares.append(intervals.ratio(moved, whole).estimate)
+    if not shares:
         return ""
-    lead = "Results of the paper that no model reaches on prompts with balanced order and labels:"
-    return f"<p>{lead}</p><ul>{items}</ul>"
+    return (
+        f"The answer moves {min(shares):.0%} to {max(shares):.0%} of the way to the answer of the "
+        "other prompt."
+    )
 
 
 def charted(build: Path, chapter: str) -> list[dict]:
@@ -380,8 +375,10 @@ def drawn(build: Path) -> str:
     Args:
         build: Folder of built files.
     """
-    statements = {**claims.claims(), **claims.paper_results()}
-    rows = evidence.read(build / "evidence", statements)
+    results = claims.paper_results()
+    second = evidence.read(build / "evidence", results, solved=True)
+    second["claim"] += claims.SECOND
+    rows = pd.concat([evidence.read(build / "evidence", {**claims.claims(), **results}), second])
     links = "".join(f'<a href="{link}">{text}</a>' for link, text in ENTRY_POINTS.items())
     return (
         f'<div id="opening-page" class="opening">{answer(rows)}{live_prompt.drawn(build)}'

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 import pandas as pd
-from twotowers import claims, strips
+from twotowers import claims, evidence, strips
 from twotowers.paths import chapter_names
 from twotowers.tables import shown_name
 
@@ -24,13 +24,8 @@ STATEMENTS = {
     "symmetric": "Two words that are similar in one direction are similar in the other.",
     "graded": "Within a class, words of similar meaning are more similar.",
     "beyond-inputs": "These heads tell the classes apart better than their inputs do.",
-    "figure 6": "The heads of the paper's ranking attend much more to right labels than to other "
-    "labels. Our bar: twice as much, in {part:.0%} of the heads.",
-    "figure 8": "With one right demonstration fewer, the attention on right labels falls. It must, "
-    "since one right label fewer is left. Our bar: by {part:.0%} more than that.",
-    "figure 10": "The same, in heads that rank high on two sets of words.",
 }
-"""Statements by id; `part` is the bar of a result of the paper for partial agreement"""
+"""Statements by id"""
 MEASURES = {
     "exchange-query": "How far the answer moves: logarithm of the odds of the two labels. 1 makes "
     "the other label 2.7 times as likely, compared with the first (nats)",
@@ -46,8 +41,7 @@ def plain(statement: claims.Statement) -> str:
     Args:
         statement: Claim, or result of the paper.
     """
-    part = getattr(statement, "part", None)
-    return STATEMENTS.get(statement.id, statement.statement).format(part=part)
+    return STATEMENTS.get(statement.id, statement.statement)
 
 
 def result_in_words(rows: pd.DataFrame, claim: str) -> str:
@@ -99,6 +93,23 @@ def verdicts_in_words(rows: pd.DataFrame, names: Iterable[str]) -> str:
     return f"<ul>{lines}</ul>"
 
 
+def corrected(rows: pd.DataFrame, claim: str) -> str:
+    """Return in how many models a claim has a small p-value after correction, "" if in all.
+
+    Args:
+        rows: Rows of evidence of all models that `evidence.read` returned.
+        claim: Id of the claim.
+    """
+    p = rows[(rows["claim"] == claim) & (rows["verdict"] == claims.HOLDS)]["p_holm"]
+    n_small = (p < evidence.SMALL_P).sum()
+    if n_small == len(p):
+        return ""
+    return (
+        f"After correction for the number of claims, p is below {evidence.SMALL_P:g} in {n_small} "
+        f"of {len(p)}."
+    )
+
+
 def claim_strip(rows: pd.DataFrame, claim: str) -> str:
     """Return a claim, its result in words, and its strip.
 
@@ -110,6 +121,6 @@ def claim_strip(rows: pd.DataFrame, claim: str) -> str:
     measure = MEASURES.get(claim, statement.measure)
     page = f"{chapter_names()[statement.chapter]}.html"
     link = f'<a href="{page}#claim-{statement.anchor}">chapter&nbsp;{statement.chapter}</a>'
-    result = f"<b>{escape(result_in_words(rows, claim))}</b> ({link})"
+    result = f"<b>{escape(result_in_words(rows, claim))}</b> {corrected(rows, claim)} ({link})"
     drawn_strip = strips.strip(statement.model_copy(update={"measure": measure}), own)
     return f"<p>{escape(plain(statement))} {result}</p>{drawn_strip}"
