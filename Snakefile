@@ -61,9 +61,9 @@ for name in plan.notebooks:
         threads: THREADS
         priority: len([*plan.measurements(name)])  # what reads most takes longest, and begins first
         shell:
-            "export TWOTOWERS_EVIDENCE=_build/evidence; trap 'exit 130' INT; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
-            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
-            "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"
+            "export TWOTOWERS_EVIDENCE=_build/evidence; trap 'exit 130' INT; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; cp {input[0]:q} $part; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar --no-request-save-on-cell-execute 2> {log:q}; "
+            "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else mv $part {params.failed:q}; exit 1; fi"
 
 LOG = "_build/log/snakemake.txt"
 

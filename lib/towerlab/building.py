@@ -100,6 +100,8 @@ def build(arguments: argparse.Namespace) -> NoReturn:
     command += (
         ["--profile", profile] if profile else ["--cores", str(arguments.jobs * arguments.threads)]
     )
+    # The default one solves a linear program before each job.
+    command += [] if profile else ["--scheduler", "greedy"]
     command += ["--rerun-triggers", *TRIGGERS]
     command += ["--forcerun", *again] if again else []
     os.environ.pop(PROFILE, None)

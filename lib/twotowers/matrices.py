@@ -85,10 +85,10 @@ def encode(shares: np.ndarray) -> str:
         shares: Numbers. A missing one becomes a space.
     """
     steps = np.rint(SCORE_STEPS * shares.ravel()) + SCORE_STEPS
-    text = ""
-    for step in steps:
-        text += " " if np.isnan(step) else CHARACTERS[int(step)]
-    return text
+    letters = np.array([*CHARACTERS, " "])
+    missing = len(CHARACTERS)
+    places = np.where(np.isnan(steps), missing, steps).astype(int)
+    return "".join(letters[places])
 
 
 def _picture(steps: Pixels) -> str:

@@ -10,7 +10,7 @@ Random heads are of other key-value groups, because heads of a group share their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -82,13 +82,16 @@ def draw_random_sets(heads: Heads, free: np.ndarray, n_sets: int = DRAWS) -> Set
     numbers = [np.flatnonzero(in_layer) for in_layer in free]
     # Neighbouring layers with equally many free heads are permuted in one call, with equal draws.
     runs = [np.stack([*run]) for _, run in groupby(numbers, len)]
+    replaced = sorted(heads)
+    from_nearest = {layer: _layers_from_nearest(layer, len(free)) for layer, _ in replaced}
     sets: dict[tuple[Head, ...], list[Head]] = {}
     for _ in range(DRAWS):
         pools = []
         for run in runs:
             permuted = rng.permuted(run, axis=1)
             pools.extend(permuted.tolist())
-        random_set = _take(pools, heads)
+        replacements = _take(pools, replaced, from_nearest)
+        random_set = [replacements[head] for head in heads]
         key = tuple(sorted(random_set))
         sets.setdefault(key, random_set)
         if len(sets) == n_sets:
@@ -106,25 +109,23 @@ def _nearest_heads(layer: int, free: np.ndarray) -> list[Head]:
     return nearest[:n]
 
 
-def _take(pools: Sequence[list[int]], heads: Heads) -> list[Head]:
+def _layers_from_nearest(layer: int, n_layers: int) -> list[int]:
+    """Return all layers, the nearest first, of two the one above."""
+    return sorted(range(n_layers), key=lambda other: (abs(other - layer), -other))
+
+
+def _take(
+    pools: Sequence[list[int]], heads: Heads, from_nearest: Mapping[int, Sequence[int]]
+) -> dict[tuple[int, int], Head]:
     """Take a head out of the pools for each head, first where the own layer has one."""
     replacements: dict[tuple[int, int], Head] = {}
     for may_leave_layer in (False, True):
-        for head in sorted(heads):
+        for head in heads:
             layer, _ = head
             if head not in replacements and (pools[layer] or may_leave_layer):
-                replacements[head] = _take_nearest(pools, layer)
-    return [replacements[head] for head in heads]
-
-
-def _take_nearest(pools: Sequence[list[int]], layer: int) -> Head:
-    """Take a head out of the nearest pool that is not empty, of two the one above."""
-    nearest = layer
-    if not pools[layer]:
-        others = [other for other, pool in enumerate(pools) if pool]
-        nearest = min(others, key=lambda other: (abs(other - layer), -other))
-    number = pools[nearest].pop()
-    return Head(nearest, number)
+                nearest = next(other for other in from_nearest[layer] if pools[other])
+                replacements[head] = Head(nearest, pools[nearest].pop())
+    return replacements
 
 
 def in_other_groups(heads: Heads, measured: np.ndarray, n_key_value_heads: int) -> np.ndarray:
