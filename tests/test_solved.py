@@ -12,6 +12,7 @@ from twotowers import claims, evidence
 from twotowers.claims import AGREES, DISAGREES, NOT_TESTABLE, ON_PAPER, ON_SOLVED
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
+from twotowers.label_values import ANSWERS, at_own_label_of_pair, leaning
 from twotowers.paper_results import LABELS, Result, Solved, compare_lists
 
 RULES = claims.solved_rules()
@@ -135,3 +136,51 @@ def test_remedies_and_the_twelve_by_hand():
     accuracy = xr.DataArray([[0.8, 0.2]], sets, ("score", "head_set"))
     lost = functions_of("06-interventions")["share_lost"](accuracy)
     assert float(lost) == pytest.approx(0.75)
+
+
+def test_attention_on_own_labels_is_that_of_a_loop_over_prompts():
+    """Blocks in any order of prompts, one of which has a label pair without an own label."""
+    rng = np.random.default_rng(3)
+    pairs, orders = ("x/y", "u/v", "new/one"), ("TFFT", "FTTF")
+    prompts = [
+        {"block": block, "order": order, "true_first": first, "label_pair": pairs[block % 3]}
+        for block in range(6) for order in orders for first in (True, False)
+    ]  # fmt: skip
+    rng.shuffle(prompts)
+    names = {name: ("prompt", [p[name] for p in prompts]) for name in prompts[0]}
+    is_true = np.array([[letter == "T" for letter in p["order"]] for p in prompts])
+    attention = rng.random((24, 2, 3, 4))
+    nats = np.where([p["block"] == 1 for p in prompts], 1.0, rng.normal(size=24))
+    dims = ("prompt", "layer", "head")
+    heads = xr.Dataset(
+        {"attention": ((*dims, "demonstration"), attention), "logit_difference": ("prompt", nats)},
+        names | {"is_true_label": (("prompt", "demonstration"), is_true)},
+    )
+    increase = rng.normal(size=(24, 2, 3))
+    increases = xr.Dataset({"increase": (dims, increase)}, names)
+    known = increases.isel(prompt=(increases.label_pair != "new/one").values)
+    found = at_own_label_of_pair(heads, leaning(known))
+
+    def on(label, i, layer, head):
+        """The sum over the positions of the first or of the second label in a prompt."""
+        right = prompts[i]["true_first"] == (label == "first")
+        return attention[i, layer, head][is_true[i] == right].sum()
+
+    number = {(p["block"], p["order"], p["true_first"]): i for i, p in enumerate(prompts)}
+    right = {block: all(nats[i] > 0 for i, p in enumerate(prompts) if p["block"] == block)
+             for block in range(6)}  # fmt: skip
+    places = [(block, order) for block in (0, 1, 3, 4) for order in sorted(orders)]
+    assert [*zip(found.block.values, found.order.values, strict=True)] == places
+    assert found.flips.values.tolist() == [right[block] for block, _ in places]
+    for place, (block, order) in enumerate(places):
+        for layer, head in np.ndindex(2, 3):
+            raised = [
+                np.mean([increase[i, layer, head] for i, p in enumerate(prompts)
+                         if p["label_pair"] == pairs[block % 3] and p["true_first"] == first])
+                for first in (True, False)
+            ]  # fmt: skip
+            own = "first" if raised[0] > raised[1] else "second"
+            prompt_of = [number[block, order, (own == "first") == answers] for answers in (1, 0)]
+            for answer, i in zip(ANSWERS, prompt_of, strict=True):
+                value = found.sel(answer=answer).isel(prompt=place, layer=layer, head=head)
+                assert math.isclose(value, on(own, i, layer, head))

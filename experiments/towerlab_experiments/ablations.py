@@ -30,7 +30,7 @@ from towerlab.measure.design import SELECTION
 from towerlab.measure.observations import Tensors, answer_variables, observations, read_batches
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import draw_random_sets, interleave, present
+from towerlab.measure.sets import draw_random_sets, present
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
 from towerlab.model.edits import edited, edited_answers, everywhere, knockout, zero_ablate
@@ -156,7 +156,7 @@ def recipe_ablations(pipeline: Pipeline) -> Recipe:
     by_ablation = head_selection.top_heads(lost.mean("prompt"), N_RANKED)
     increases = pipeline.measured("selection_increases")
     by_increase = head_selection.by_increase(increases, N_RANKED)
-    heads = interleave(by_increase, by_ablation, 12)
+    heads = head_selection.interleave(by_increase, by_ablation, 12)
     sets = {"paper's twelve": heads}
     random = draw_random_sets(pipeline, sets)
     return Recipe(ablations, pipeline.design.intervention(), (), sets, random)

@@ -22,7 +22,7 @@ from towerlab.measure.design import Design
 from towerlab.measure.observations import observations
 from towerlab.measure.pipeline import Pipeline
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import draw_random_sets, equally_many, interleave
+from towerlab.measure.sets import draw_random_sets, equally_many
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import ASKED, ORDERS, changes_named
 from towerlab.prompts.prompt import Encoded, Prompts
@@ -74,7 +74,7 @@ def rankings(increase: xr.DataArray, lost: xr.DataArray, n: int) -> dict[str, li
     by_increase = head_selection.top_heads(increase, n, minimum=-np.inf)
     by_ablation = head_selection.top_heads(lost, n, minimum=-np.inf)
     return {
-        INTERLEAVED: interleave(by_increase, by_ablation, n),
+        INTERLEAVED: head_selection.interleave(by_increase, by_ablation, n),
         "by increase": by_increase,
         "by ablation": by_ablation,
     }
@@ -98,8 +98,7 @@ def twelve(
     Returns:
         The twelve heads, the foo-heads, and the bar-heads.
     """
-    eighth = lost.size // 16 * 2  # an even number
-    n = min(12, max(2, eighth))
+    n = head_selection.n_leading(lost.size)
     increase = (foo + bar) / 2
     heads = rankings(increase, lost, n)[INTERLEAVED]
     towards_foo = foo - bar

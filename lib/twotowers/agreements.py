@@ -54,14 +54,16 @@ def without_comparison(rows: pd.DataFrame) -> str:
     needed = [name for name in needed if name not in claims.UNCOUNTED]
     agrees = _agreeing(rows)
     tested = rows[rows["claim"].isin(needed) & ~rows["verdict"].isin(claims.WITHOUT_VERDICT)]
-    n_needed = agrees["claim"].isin(needed).sum()
-    free = agrees[~agrees["claim"].isin(needed)]
+    is_free = ~agrees["claim"].isin(needed)
+    free, compared = agrees[is_free], agrees[~is_free]
+    n_random = (compared["verdict"] == claims.AGREES_UNSPECIFIC).sum()
+    random = f" ({n_random} as random heads do)" if n_random else ""
     counts = free["claim"].value_counts(sort=False)
     which = _joined(f"{claim} ({n})" for claim, n in counts.items())
     return (
         f"On counterbalanced prompts, {len(agrees)} tests agree. {len(free)} of these could agree "
         f"without any comparison of texts{which and ': '}{which}. Agreement needs a comparison in "
-        f"{_joined(needed)}: there, {n_needed or 'none'} of {len(tested)} tests agree."
+        f"{_joined(needed)}: there, {len(compared) or 'none'} of {len(tested)} tests agree{random}."
     )
 
 

@@ -211,6 +211,60 @@ def listed(increases: xr.Dataset) -> list[Head]:
     return by_increase(increases, n_listed(n_heads))
 
 
+def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
+    """Return the heads of two lists taken in turn.
+
+    The EMNLP version of the paper joins the tops of its two rankings in this way.
+
+        >>> heads = interleave([Head(0, 1), Head(0, 2)], [Head(0, 2), Head(1, 0)], 3)
+        >>> [str(head) for head in heads]
+        ['0-1', '0-2', '1-0']
+
+    Args:
+        first: List whose first head comes first.
+        second: Another list.
+        n: Number of heads of the result.
+
+    Returns:
+        Heads, best first.
+    """
+    heads = [head for pair in zip(first, second, strict=False) for head in pair]
+    different = list(dict.fromkeys(heads))
+    return different[:n]
+
+
+def n_leading(n_heads: int) -> int:
+    """Return how many heads stand for the paper's twelve: at most an eighth of all, and even.
+
+        >>> n_leading(32), n_leading(72), n_leading(704)
+        (4, 8, 12)
+
+    Args:
+        n_heads: Number of heads of the model.
+    """
+    eighth = n_heads // 16 * 2
+    return min(12, max(2, eighth))
+
+
+def leading_on_blocks(increases: xr.Dataset, ablated: xr.Dataset) -> list[Head]:
+    """Return the heads that stand for the paper's twelve on blocks, best first.
+
+        >>> dims, values = ("prompt", "layer", "head"), np.eye(16, 6)[None]
+        >>> increases = xr.Dataset({"increase": (dims, values)})
+        >>> ablated = xr.Dataset({"log_prob_lost": (dims, values[:, ::-1])})
+        >>> list(map(str, leading_on_blocks(increases, ablated)))[:4]
+        ['0-0', '10-5', '1-1', '11-4']
+
+    Args:
+        increases: Measurement "selection_increases".
+        ablated: Measurement "single_head_ablations".
+    """
+    lost = ablated["log_prob_lost"].mean("prompt")
+    n = n_leading(lost.size)
+    by_ablation = top_heads(lost, n, minimum=-np.inf)
+    return interleave(by_increase(increases, n), by_ablation, n)
+
+
 def halves(data: xr.Dataset) -> list[xr.Dataset]:
     """Return the prompts of every second class pair, and the prompts of the other class pairs.
 

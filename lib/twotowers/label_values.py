@@ -6,7 +6,8 @@
     {'right label': 0.5, 'other label': 0.2}
 
 Tables 3 to 6 of the EMNLP version are about a list whose first half are foo-heads, and whose second
-half are bar-heads. The *own label* of a head is the word of its half.
+half are bar-heads. The *own label* of a head is the word of its half. On blocks, which have other
+labels as well, a head has an own label in each label pair (`leaning`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import xarray as xr
 from twotowers.paper_results import LABELS
 
 WORDS = ["foo", "bar"]
+ANSWERS = ["own label", "other label"]
+"""Answers of two prompts whose labels are exchanged, for one head"""
 HALVES = ["foo-heads", "bar-heads"]
 """Halves of a list, whose own labels are WORDS"""
 
@@ -181,3 +184,95 @@ def with_others(values: xr.DataArray, others: xr.DataArray, listed: Sequence[str
     of_unlisted = unlisted.mean("prompt")
     means = [of_listed, of_unlisted]
     return xr.concat(means, "selected_head", join="override", coords="minimal", compat="override")
+
+
+def leaning(increases: xr.Dataset) -> xr.DataArray:
+    """Return by how much more heads raise the first label of a pair than the second one.
+
+    The own label of a head is the first one if this is positive, and otherwise the second one.
+
+        >>> pairs, is_first = ("prompt", ["x/y"] * 3), ("prompt", [True, True, False])
+        >>> increase = ("prompt", "head"), [[0.1, 0.2], [0.3, 0.2], [0.1, 0.5]]
+        >>> coordinates = {"label_pair": pairs, "true_first": is_first}
+        >>> leaning(xr.Dataset({"increase": increase}, coordinates)).values.round(3).tolist()
+        [[0.1, -0.3]]
+
+    Args:
+        increases: Measurement "selection_increases".
+
+    Returns:
+        Mean increase where the first label is right, less that where the second one is, over
+            (label_pair, layer, head), in nats.
+    """
+    increase = increases["increase"]
+    is_first = increases["true_first"]
+    means = []
+    for is_right in (is_first, ~is_first):
+        of_label = increase.where(is_right)
+        means.append(of_label.groupby("label_pair").mean("prompt"))
+    first, second = means
+    return first - second
+
+
+def of_exchanged_labels(values: xr.DataArray) -> list[xr.DataArray]:
+    """Return values of prompts whose right label is the first of its pair, and of their partners.
+
+    A partner is the prompt of the same block and order with exchanged labels.
+
+        >>> names = {"block": [0, 0], "order": ["TF", "TF"], "true_first": [False, True]}
+        >>> coordinates = {name: ("prompt", values) for name, values in names.items()}
+        >>> first, second = of_exchanged_labels(xr.DataArray([3, 4], coordinates, ["prompt"]))
+        >>> first.item(), second.item()
+        (4, 3)
+
+    Args:
+        values: Over (..., prompt), on blocks.
+
+    Returns:
+        Two arrays over (..., prompt), with the coordinates of the first.
+    """
+    in_order = values.sortby(["block", "order"])
+    first = in_order.isel(prompt=in_order["true_first"].values)
+    second = in_order.isel(prompt=~in_order["true_first"].values)
+    return [first, first.copy(data=second.values)]
+
+
+def at_own_label_of_pair(heads: xr.Dataset, leaning: xr.DataArray) -> xr.DataArray:
+    """Return attention of all heads on their own labels, where these are the answer and are not.
+
+    Args:
+        heads: Measurement "heads".
+        leaning: Result of `leaning`. Blocks with other label pairs are left out.
+
+    Returns:
+        Sums over label positions, over (answer, prompt, layer, head). A prompt stands for two
+            prompts with exchanged labels, and `answer` says which is right (ANSWERS). The
+            coordinate `flips` says whether the model answers all four prompts of the block rightly.
+    """
+    is_known = heads["label_pair"].isin(leaning["label_pair"])
+    known = heads.isel(prompt=is_known.values)
+    is_first = known["is_true_label"] == known["true_first"]
+    by_label = split_labels(known["attention"], is_first, ["first", "second"])
+    first_right, second_right = of_exchanged_labels(by_label.sum("demonstration"))
+    of_pair = leaning.sel(label_pair=first_right["label_pair"])
+    own_is_first = of_pair > 0
+    on_first, on_second = (
+        [values.sel(label=label, drop=True) for values in (first_right, second_right)]
+        for label in ("first", "second")
+    )
+    where_answer = xr.where(own_is_first, on_first[0], on_second[1])
+    elsewhere = xr.where(own_is_first, on_first[1], on_second[0])
+    answer = pd.Index(ANSWERS, name="answer")
+    attention = xr.concat([where_answer, elsewhere], answer)
+    return attention.assign_coords(flips=_is_right_in_block(known["logit_difference"]))
+
+
+def _is_right_in_block(logit_difference: xr.DataArray) -> xr.DataArray:
+    """Return of each two prompts with exchanged labels whether their whole block is right.
+
+    In such a block the answer flips with the labels, and right labels are as often near as far.
+    """
+    first, second = of_exchanged_labels(logit_difference > 0)
+    blocks = (first & second).groupby("block").all()
+    of_pair = blocks.sel(block=first["block"])
+    return of_pair.drop_vars("block")

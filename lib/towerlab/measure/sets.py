@@ -1,12 +1,8 @@
-"""Sets of heads that recipes share: sets by a rule, random sets, and cross-fitted sets.
-
->>> interleave([Head(0, 1), Head(0, 2)], [Head(0, 2), Head(1, 0)], 3)
-[Head(layer=0, head=1), Head(layer=0, head=2), Head(layer=1, head=0)]
-"""
+"""Sets of heads that recipes share: sets by a rule, random sets, and cross-fitted sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from twotowers import head_selection
 from twotowers.errors import NotTestable
@@ -119,21 +115,3 @@ def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]
             "no rule selects any head of this model, which happens if it does not learn the task"
         )
     return not_empty
-
-
-def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
-    """Return the heads of two lists taken in turn.
-
-    The EMNLP version of the paper joins the tops of its two rankings in this way.
-
-    Args:
-        first: List whose first head comes first.
-        second: Another list.
-        n: Number of heads of the result.
-
-    Returns:
-        Heads, best first.
-    """
-    heads = [head for pair in zip(first, second, strict=False) for head in pair]
-    different = list(dict.fromkeys(heads))
-    return different[:n]
