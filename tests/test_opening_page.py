@@ -176,7 +176,10 @@ def test_the_summary_tells_firm_verdicts_and_pretrained_models_apart(judged, tmp
 
 def test_a_cell_of_the_picture_says_its_verdict_and_leads_to_its_row(judged, tmp_path):
     html = verdict_map.drawn(tmp_path)
-    assert 'title="figure 6, b: agrees (by position)"' in html and ">✓<sup>p</sup></a>" in html
+    assert (
+        'title="figure 6, b: agrees (says the nearest label)"' in html
+        and ">✓<sup>n</sup></a>" in html
+    )
     assert 'class="verdict agrees-not-specific" href="#row-figure-9"' in html
     assert html.count("<td><a") == 4 + 8 and "figure 22" not in html
     on_solved = html.split("In the paper's protocol")[0]

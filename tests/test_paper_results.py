@@ -92,7 +92,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(folder, monkeypatch):
     chapter.compare_with_paper(SHARE.id, "4.1", found)
     numbers = "0.96; random lists 0.51, 1% of 100 from other key-value groups reach it; 75%"
     numbers += " of resamples. 24 of 25 &lt;heads&gt;"
-    assert f"SmolLM2-135M: <b>agrees</b> (by position), {numbers}</li>" in shown[0]
+    assert f"SmolLM2-135M: <b>agrees</b> (says the nearest label), {numbers}</li>" in shown[0]
     assert "opposite: <b>does not agree</b>, 0.00. 0 of 25" in shown[0]
     assert "written after the results of two models were seen" in shown[0]
     assert "x&lt;y: <b>not testable</b>: it cannot</li>" in shown[0]
@@ -122,7 +122,8 @@ def test_a_model_without_the_task_is_marked_by_what_it_says(right, share, mark):
     assert (found.value, found.random) == (share, None) and found.resampled.size == 1000
     assert paper_results.task_mark(balance) == mark
     row = evidence.verdict_row(SHARE, "m", AGREES, "5 of 5 heads", mark=mark)
-    shown = f"agrees</b>{f' ({mark})' * bool(mark)}, 5 of 5"
+    name = f" ({claims.MARK_NAMES[mark]})" if mark else ""
+    shown = f"agrees</b>{name}, 5 of 5"
     assert shown in strips.block(SHARE, [row], "")
 
 

@@ -87,7 +87,7 @@ def test_a_strip_says_how_many_prompts():
     )
     on_blocks = replace(judged(1)[0], prompts=184, prompt_set=claims.ON_SOLVED)
     html = strips.strip(RESULT, [few, more, unknown, on_blocks])
-    assert "184 prompts of counterbalanced blocks, 40 to 1,200 prompts in the paper's p" in html
+    assert "184 counterbalanced prompts, 40 to 1,200 prompts in the paper's p" in html
     assert re.findall(r"n&nbsp;=&nbsp;([\d,]+)", html) == ["40", "1,200"]  # these differ
     assert "In each model" not in strips.strip(RESULT, [unknown])
     html = strips.strip(CLAIM, [replace(HELD, prompts=16, observations="classes")])

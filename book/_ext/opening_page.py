@@ -24,7 +24,7 @@ import vl_convert
 import xarray as xr
 import yaml
 from live_prompt import percent
-from twotowers import agreements, axes, claims, evidence, files, identity, intervals, strips
+from twotowers import agreements, axes, claims, evidence, files, identity, intervals
 from twotowers.paths import chapter_names, chapter_number, data_folder, included_models
 from twotowers.settings import Settings
 from twotowers.tables import shown_name
@@ -157,7 +157,7 @@ def catch(build: Path, rows: pd.DataFrame, below: str = "") -> str:
     lines = "".join(
         f'<tr><th scope="row">{escape(shown_name(row.model))}</th>'
         f"<td>{_both_orders(row.model, **rates.loc[row.model])}</td>"
-        f"<td>{strips.MARKS.get(row.mark, '').removeprefix('model ')}</td></tr>"
+        f"<td>{claims.MARK_NAMES.get(row.mark, '')}</td></tr>"
         for row in rows[rows["claim"] == claims.TASK[0]].itertuples()
         if row.model in rates.index
     )

@@ -29,7 +29,7 @@ SIGNS = {
     claims.NOT_JUDGED: "#",
     claims.NOT_TESTABLE: "–",
 }
-MARKS = {claims.BY_POSITION: "p", claims.BY_WORD: "w"}
+MARKS = {claims.BY_POSITION: "n", claims.BY_WORD: "w"}
 SHORT = {"appendix": "app.", "EMNLP table": "EMNLP"}  # names of rows
 STABLE = 0.95
 """Signs of verdicts and of marks in the picture, and the share of resamples in which a stable
@@ -116,7 +116,7 @@ def drawn(build: Path) -> str:
     models = ordered_models(judged["model"])
     asked = solved[~solved["verdict"].isin(claims.WITHOUT_VERDICT)]
     signs = " ".join(f'<span class="count">{_badge(v)} {v}</span>' for v in SIGNS)
-    marks = "; ".join(f"<sup>{of}</sup> {mark}" for mark, of in MARKS.items())
+    marks = "; ".join(f"<sup>{of}</sup> {claims.MARK_NAMES[mark]}" for mark, of in MARKS.items())
     return (
         f'<div class="verdict-map" id="verdict-map"><p>{signs} empty: not run. Marks of the '
         f"answers of a model that fails the task: {marks}. <i>Not specific</i>: random heads do as "
@@ -160,9 +160,8 @@ def cell(row, result: claims.PaperResult) -> str:
         row: Row of evidence.
         result: The result of the paper that was tested.
     """
-    says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}" + f" ({row.mark})" * bool(
-        row.mark
-    )
+    says = f"{row.claim}, {shown_name(row.model)}: {row.verdict}"
+    says += f" ({claims.MARK_NAMES[row.mark]})" if row.mark else ""
     mark = f"<sup>{MARKS[row.mark]}</sup>" if row.mark else ""
     name = pages.verdict_class(row.verdict)
     return (

@@ -42,6 +42,8 @@ UNCOUNTED = (*WITHOUT_MODEL, *TASK, "figure 13", "figure 14", "figure 15", "figu
 """Rows in no count: also repeated questions, and two results that are near arithmetic"""
 BY_WORD, BY_POSITION = "by label word", "by position"
 """Marks of the answers of a model that fails the task: mostly one word, or the nearest label"""
+MARK_NAMES = {BY_POSITION: "says the nearest label", BY_WORD: "says one label word"}
+"""Mark -> its name on pages"""
 ROUNDING = 1e-9
 """A number that is below a bound by rounding reaches it"""
 ON_PAPER, ON_SOLVED = "paper", "solved"

@@ -29,14 +29,12 @@ from twotowers.tables import ordered_models, shown_name
 
 HEIGHT = 26  # of a line (pixels)
 DOT, TICK = 6.5, 9  # radius of a dot, and half the length of a tick (pixels)
-MARKS = {claims.BY_POSITION: "says the nearest label", claims.BY_WORD: "says one label word"}
-
 SIZES_OF = {
-    claims.ON_SOLVED: " of counterbalanced blocks",
-    claims.ON_PAPER: " in the paper's protocol",
-    "": "",
+    claims.ON_SOLVED: "counterbalanced {}",
+    claims.ON_PAPER: "{} in the paper's protocol",
+    "": "{}",
 }
-"""Prompts of a verdict, after their number"""
+"""Prompts of a verdict, with a place for their name"""
 
 
 def block(statement: Statement, rows: Iterable[Row], summary: str, details: str = "") -> str:
@@ -237,7 +235,8 @@ def _sizes(rows: Sequence[Row]) -> str:
         if own:
             sizes = sorted(int(row.prompts) for row in own)
             most = f" to {sizes[-1]:,}" if sizes[-1] > sizes[0] else ""
-            parts.append(f"{sizes[0]:,}{most} {own[0].observations}{SIZES_OF[prompt_set]}")
+            name = SIZES_OF[prompt_set].format(own[0].observations)
+            parts.append(f"{sizes[0]:,}{most} {name}")
     return f"<br>In each model: {', '.join(parts)}." if parts else ""
 
 
@@ -371,7 +370,7 @@ def _remarks(row: Row) -> list[str]:
     if row.verdict == claims.NOT_SPECIFIC and row.exceedance > MAX_EXCEEDANCE:
         remarks.append(f"{_share_of_sets(row.exceedance)} do as well")
     if row.mark:
-        remarks.append(MARKS[row.mark])
+        remarks.append(claims.MARK_NAMES[row.mark])
     return remarks
 
 
@@ -384,7 +383,7 @@ def _share_of_sets(share: float) -> str:
 
 def _item(row: Row, statement: Statement) -> str:
     """Return the line of a model in the folded numbers, as HTML."""
-    mark = f" ({row.mark})" if row.mark else ""
+    mark = f" ({claims.MARK_NAMES[row.mark]})" if row.mark else ""
     separator = ": " if row.verdict == claims.NOT_TESTABLE else ", "
     text = ". ".join(filter(None, (judged_numbers(row, statement), row.words)))
     name = escape(shown_name(row.model))
