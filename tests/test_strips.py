@@ -69,6 +69,15 @@ def test_few_random_lists_are_no_test():
     )
 
 
+def test_lists_of_the_same_layers_are_a_test_if_other_heads_are_few():
+    found = Result(1.0, "", random=[0.0] * 5, in_layers=[1.0] * 20)
+    numbers = paper_results.judge(RESULT, found)
+    row = EvidenceRow("figure 60", "m9", statement="", chapter="4", **numbers)
+    assert row.verdict == claims.AGREES_UNSPECIFIC
+    words = "In 1 of these, more than 5% of random lists reach it as well."
+    assert strips.headline([*judged(1.0, random=[0.0] * 20), row]).endswith(words)
+
+
 def test_a_first_verdict_without_numbers_has_a_reason_and_no_lines():
     """Figures 8 and 10 have their second verdict only."""
     on_paper, on_blocks = judged(float("nan"))[0], judged(0.1)[0]

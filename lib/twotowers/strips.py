@@ -157,7 +157,7 @@ def _about_random(rows: Sequence[Row]) -> str:
         return f"In {too_few} of these, too few other heads are left to compare."
     agree = (claims.AGREES, claims.IN_PART)
     positive = [row for row in rows if claims.answer(row.verdict) in agree]
-    compared = [row for row in positive if row.n_random_sets >= MIN_RANDOM_SETS]
+    compared = [row for row in positive if _is_compared(row)]
     reached = sum(claims.about_control(row.verdict) == claims.NOT_SPECIFIC for row in compared)
     if not compared:
         return ""
@@ -172,6 +172,12 @@ def _about_random(rows: Sequence[Row]) -> str:
     if reached == len(positive):
         return often.capitalize()
     return f"In {reached} of these, {often}"
+
+
+def _is_compared(row: Row) -> bool:
+    """Return whether there are enough random lists, of other groups or of the same layers."""
+    is_unspecific = claims.about_control(row.verdict) == claims.NOT_SPECIFIC
+    return is_unspecific or row.n_random_sets >= MIN_RANDOM_SETS
 
 
 def _without_second(statement: Statement) -> str:
