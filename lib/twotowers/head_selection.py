@@ -390,6 +390,23 @@ def places(values: xr.DataArray, heads: Heads) -> list[int]:
     return found
 
 
+def others_in_layers(values: xr.DataArray, heads: Sequence[Head]) -> list[Head]:
+    """Return the other heads of the layers of some heads.
+
+        >>> values = xr.DataArray([[1, 2], [3, 4]], dims=("layer", "head"))
+        >>> [str(head) for head in others_in_layers(values, [Head(1, 0)])]
+        ['1-1']
+
+    Args:
+        values: Over (..., layer, head).
+        heads: Heads that are left out.
+    """
+    layers = sorted({head.layer for head in heads})
+    numbers = range(values.sizes["head"])
+    every = [Head(layer, number) for layer in layers for number in numbers]
+    return [head for head in every if head not in heads]
+
+
 def select_heads(values: xr.DataArray, heads: Heads) -> xr.DataArray:
     """Return the values of some heads, or of none.
 
