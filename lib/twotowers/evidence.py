@@ -52,6 +52,7 @@ from twotowers.claims import (
 )
 from twotowers.errors import TwoTowersError
 from twotowers.intervals import Interval, mean, means
+from twotowers.paths import data_folder
 from twotowers.tables import read_csv
 
 MIN_RANDOM_SETS, MAX_EXCEEDANCE = 20, 0.05
@@ -436,6 +437,23 @@ def corrected(rows: pd.DataFrame) -> str:
         f"{SMALL_P:g} after Holm's correction for all claims on the model. Of the others, some "
         "may hold by chance."
     )
+
+
+def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the verdicts that were judged again on prompts drawn with other seeds.
+
+    Args:
+        rows: Rows of evidence, which have seed 0.
+
+    Returns:
+        Columns of data/seeds.csv, and `moved`: whether the verdict on the claim in the model
+            depends on the seed.
+    """
+    again = read_csv(data_folder() / "seeds.csv")
+    asked = again[["model", "claim"]].drop_duplicates()
+    seeds = pd.concat([rows.merge(asked).assign(seed=0), again])
+    verdicts_of = seeds.groupby(["model", "claim"], sort=False)["verdict"]
+    return seeds.assign(moved=verdicts_of.transform("nunique") > 1)
 
 
 def holm(p: pd.Series) -> pd.Series:

@@ -18,7 +18,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers.claims import HOLDS_TOO_FEW, UNDECIDED, PaperResult, Statement
+from twotowers.claims import HOLDS_TOO_FEW, UNDECIDED, Claim, PaperResult, Statement
 from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
 from twotowers.tables import ordered_models, shown_name
@@ -103,7 +103,8 @@ def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Ma
     cells = {}
     for row in rows.itertuples():
         cells[row.claim, row.model] = _cell(row)
-    titles = ["statement"]
+    are_claims = any(isinstance(statement, Claim) for statement in statements.values())
+    titles = ["statement"] + ["control"] * are_claims
     titles += [markdown_text(shown_name(model)) for model in models]
     lines = [titles, ["---"] * len(titles)]
     for statement in statements.values():
@@ -113,8 +114,18 @@ def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Ma
         text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
         text += f"<br><small>{escape(statement.source)}</small>"
         of_models = [cells.get((statement.id, model), "") for model in models]
-        lines.append([text, *of_models])
+        controls = [_control(statement, rows)] if are_claims else []
+        lines.append([text, *controls, *of_models])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+
+def _control(statement: Statement, rows: pd.DataFrame) -> str:
+    """Return the control of a claim with the number of its sets, "none" without one."""
+    n_sets = rows[(rows["claim"] == statement.id) & (rows["n_random_sets"] > 0)]["n_random_sets"]
+    if n_sets.empty:
+        return "none"
+    numbers = " to ".join(dict.fromkeys(f"{n:,.0f}" for n in (n_sets.min(), n_sets.max())))
+    return f"{numbers} {escape(statement.control)}"
 
 
 def _cell(row: Any) -> str:
