@@ -18,6 +18,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Nothing is installed whose hash is not in a lock, nor is anything built with what is in none.
 LOCKED := $(BIN)/python -m pip install --quiet --no-compile --use-pep517 --no-deps --no-build-isolation --require-hashes
+# The same in a tenth of the time. It reads no settings of pip but this one, so pip is asked where it finds no packages.
+FAST   := UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-https://pypi.org/simple}" UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=10 \
+          $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --require-hashes
 # These reach a command as variables of its environment, so nothing in them is ever run.
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
@@ -117,7 +120,7 @@ $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pypr
 	  $(LOCKED) --requirement locks/cuda.lock
 	@echo "Installing into $(VENV), once: 2 of 2, the other packages (a minute or two) ..."
 	@$(LOCKED) --requirement locks/build.lock
-	@$(LOCKED) --requirement requirements.lock
+	@$(FAST) --requirement requirements.lock 2>/dev/null || $(LOCKED) --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@pwd -P > $@
 
@@ -127,7 +130,6 @@ EXPORT  := $(BIN)/uv export --quiet --frozen --no-emit-project --no-header --no-
 NO_CUDA := $(addprefix --prune ,cuda-bindings cuda-toolkit nvidia-cublas nvidia-cudnn-cu13 nvidia-cusparselt-cu13 \
              nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton)
 lock: $(STAMP)  ## after a change of dependencies: lock exact versions and hashes again; UPGRADE=1 takes the newest
-	@$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv lock $(if $(UPGRADE),--upgrade)
 	@$(EXPORT) --extra measure --extra convert --extra book --extra test $(NO_CUDA) --output-file requirements.lock > /dev/null
 	@for group in build peers; do $(EXPORT) --only-group $$group $(NO_CUDA) --output-file locks/$$group.lock > /dev/null || exit; done

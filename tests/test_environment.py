@@ -96,8 +96,7 @@ def test_make_installs_nothing_without_a_hash():
         if "pip install" in line and "--require-hashes" not in line
     ]
     assert [line.split("pip install ")[1] for line in lines] == [
-        "--quiet --no-deps --no-build-isolation --editable .",
-        "--quiet uv",
+        "--quiet --no-deps --no-build-isolation --editable ."
     ]
     (torch,) = re.findall(r"(?m)^torch==(\S+)", LOCKS["requirements.lock"])
     assert re.findall(r"(?m)^torch==(\S+)", LOCKS["cpu.lock"]) == [f"{torch}+cpu"]
