@@ -192,7 +192,8 @@ def drawing(svg: str, parts: str) -> str:
         if f'class="{part}"' not in svg:
             raise ValueError(f"unknown part '{part}': expected a class in book/map.svg")
         svg = svg.replace(f'class="{part}"', f'class="{part} lit"')
-    return f'<div class="map" aria-hidden="true">{svg.strip()}</div>'
+    legend = "In colour: the part of a prompt's way to its answer that this chapter is about."
+    return f'<div class="map" aria-hidden="true">{svg.strip()}<p>{legend}</p></div>'
 
 
 def chapter_figure(home: Path, numbers: str) -> str:
