@@ -46,12 +46,13 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
         title: Title of the legend.
     """
     names = list(dict.fromkeys(names))
-    taken = {COLOURS.get(name) for name in names}
-    spare = itertools.cycle(c for c in OTHER_COLOURS if c not in taken)
-    colours = [COLOURS.get(name) or next(spare) for name in names]
+    known = [COLOURS.get(name) for name in names]
+    spare = itertools.cycle(c for c in OTHER_COLOURS if c not in known)
+    colours = [c or next(spare) for c in known]
     longest = max(map(len, names), default=0)
     columns = 2 if longest > 18 else 3
-    scale = alt.Color(f"{field}:N", title=title).scale(domain=names, range=colours)
+    scale = alt.Color(f"{field}:N", title=title)
+    scale = scale.scale(domain=names, range=colours)
     return scale.legend(columns=columns, symbolOpacity=1)  # marks may be faint, their key is not
 
 
@@ -69,7 +70,9 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
         *columns: Names of the columns.
     """
     parts = [*tables]
-    return pd.concat(parts) if parts else pd.DataFrame(columns=[*columns])
+    if not parts:
+        return pd.DataFrame(columns=[*columns])
+    return pd.concat(parts)
 
 
 def tidy(values: Mapping[str, xr.DataArray], name: str, **columns: Any) -> pd.DataFrame:
@@ -140,17 +143,23 @@ def facets(
     row_height = _pixels(height, table) + HEADER
     is_chosen = n_rows > 1 and n_rows * row_height > TALLEST
     if is_chosen:
-        n_across = int(table.groupby("model")[column].nunique().max()) if column else 1
-        height = height if isinstance(height, alt.Step) else max(height, CHOSEN)
+        n_across = 1
+        if column:
+            by_model = table.groupby("model")[column]
+            n_across = int(by_model.nunique().max())
+        if not isinstance(height, alt.Step):
+            height = max(height, CHOSEN)
     panel = chart.properties(width=_panel_width(n_across), height=height)
     if column:
         row = alt.Row("model:N", sort=names).header(
             labelOrient="top", labelAngle=0, labelAnchor="start"
         )
-        across = alt.Column(f"{column}:N", sort=table[column].unique().tolist())
+        entries = table[column].unique().tolist()
+        across = alt.Column(f"{column}:N", sort=entries)
         panels = panel.facet(row=row, column=across, data=table)
     else:
-        panels = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
+        each = alt.Facet("model:N", sort=names)
+        panels = panel.facet(each, columns=columns, data=table)
     panels = panels.resolve_axis(**dict.fromkeys(axes, "independent"))
     if is_chosen:
         panels = _with_chooser(panels, names)
@@ -175,7 +184,8 @@ def _pixels(height: int | alt.Step, table: pd.DataFrame) -> int:
     if not len(words.columns):
         return int(height.step)
     n_words = words.groupby(table["model"]).nunique()
-    return int(height.step * n_words.max(axis=None))
+    longest = n_words.max(axis=None)
+    return int(height.step * longest)
 
 
 def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
@@ -185,7 +195,8 @@ def _with_chooser(panels: alt.FacetChart, names: list[str]) -> alt.FacetChart:
     """
     known = [shown_name(model) for model in included_models()]
     pretrained = [name for name in names if name not in known]
-    own = [name for name in pretrained if name not in shown_names().values()]
+    of_book = shown_names().values()
+    own = [name for name in pretrained if name not in of_book]
     first, *_ = own or pretrained or names
     chosen = panels.transform_filter("datum.model === model")
     chosen.params = [model_menu(names, first).param]
@@ -216,8 +227,9 @@ def overlay(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, column: str)
     table = table.assign(model=table["model"].map(shown_name))
     names = table["model"].unique().tolist()
     entries = table[column].unique().tolist()
-    colours = alt.Scale(domain=names, range=model_colours(names))
-    coloured = chart.encode(color=alt.Color("model:N", scale=colours, title=None))
+    scale = alt.Scale(domain=names, range=model_colours(names))
+    colours = alt.Color("model:N", scale=scale, title=None)
+    coloured = chart.encode(color=colours)
     n_panels = len(entries) or 1
     panel = coloured.properties(width=_panel_width(n_panels), height=280)
     facet = alt.Facet(f"{column}:N", sort=entries, title=None)
@@ -248,7 +260,8 @@ def diagonal(x: str, y: str) -> alt.Chart:
     ends = ends.transform_calculate(
         low="max(datum.x_low, datum.y_low)", high="min(datum.x_high, datum.y_high)"
     )
-    line = ends.transform_filter("datum.low < datum.high").mark_rule(strokeDash=[3, 3])
+    ends = ends.transform_filter("datum.low < datum.high")
+    line = ends.mark_rule(strokeDash=[3, 3])
     return line.encode(
         alt.X("low:Q", title=""),
         alt.Y("low:Q", title=""),
@@ -286,16 +299,19 @@ def scatter_heads(
         has_diagonal: Whether a dashed line shows where both quantities are equal.
         **panels: Arguments of `facets`.
     """
-    named = ["model", "layer", "head", *(["kind"] if kinds else [])]
+    named = ["model", "layer", "head"]
+    if kinds:
+        named.append("kind")
     tables = []
     for model, heads in values.items():
         shown = heads[[*named[3:], x, y]].reset_coords(drop=True)
         table = shown.to_dataframe().reset_index()
         tables.append(table.assign(model=model))
-    axes = [
-        channel(f"{name}:Q", title=titles.get(name, name)).scale(zero=False)
-        for channel, name in ((alt.X, x), (alt.Y, y))
-    ]
+    axes = []
+    for channel, name in ((alt.X, x), (alt.Y, y)):
+        title = titles.get(name, name)
+        axis = channel(f"{name}:Q", title=title)
+        axes.append(axis.scale(zero=False))
     numbers = [alt.Tooltip(f"{name}:Q", format="+.2f") for name in (x, y)]
     chart = alt.Chart().mark_point(size=35, opacity=0.7)
     chart = chart.encode(*axes, tooltip=[*named, *numbers])
@@ -338,16 +354,20 @@ def intervals(
     """
     if table.empty:
         return facets(alt.Chart().mark_point(), table, **panels)
-    entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
+    entry, offset = alt.X, alt.XOffset
+    value, end = alt.Y, alt.Y2
     if mark == "point":
-        entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
+        entry, offset = alt.Y, alt.YOffset
+        value, end = alt.X, alt.X2
         panels["axes"] = "x"
     kind = "Q" if mark == "line" else "N"
     label_angle = -30 if mark == "bar" else 0
     entries = entry(f"{by}:{kind}", sort=None, title=by_title)
     entries = entries.axis(tickMinStep=1, labelAngle=label_angle)
     tooltip_fields = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
-    names = ["model", by, group] if group else ["model", by]
+    names = ["model", by]
+    if group:
+        names.append(group)
     base = alt.Chart().encode(entries, tooltip=[*names, *tooltip_fields])
     if group:
         base = base.encode(colour(group, table[group]))
@@ -362,7 +382,8 @@ def intervals(
         "line": base.mark_line(point={"size": 35}),
     }
     axis_format = ".0%" if fmt.endswith("%") else "~f"  # not ~g, which writes 10 as 1e+1
-    numbers = value("value:Q", title=title).axis(format=axis_format, labelSeparation=4)
+    numbers = value("value:Q", title=title)
+    numbers = numbers.axis(format=axis_format, labelSeparation=4)
     values = marks[mark].encode(numbers)
     spread = spread.encode(value("low:Q"), end("high:Q"))
     if mark == "bar":
@@ -419,11 +440,14 @@ def dots(
     """
     axis_format = ".0%" if fmt.endswith("%") else "~g"
     numbers = alt.X(f"{value}:Q", title=title)
-    numbers = numbers.axis(tickCount=3, format=axis_format).scale(type=scale)
-    entries = alt.Y(f"{by}:N", sort=order, title=None).axis(labelFontSize=11)
+    numbers = numbers.axis(tickCount=3, format=axis_format)
+    numbers = numbers.scale(type=scale)
+    entries = alt.Y(f"{by}:N", sort=order, title=None)
+    entries = entries.axis(labelFontSize=11)
     fields = []
     for name in ("model", by, group):
-        fields.append(alt.Tooltip(name, title=name.replace("_", " ")))
+        words = name.replace("_", " ")
+        fields.append(alt.Tooltip(name, title=words))
     fields.append(alt.Tooltip(value, format=fmt))
     if shape:
         fields.append(alt.Tooltip(shape))
@@ -434,7 +458,8 @@ def dots(
         shapes = alt.Shape(f"{shape}:N").scale(range=["circle", "cross"])
         chart = chart.encode(shape=shapes)
     if is_joined:
-        chart = base.mark_line(color=GREY).encode(detail=f"{by}:N") + chart
+        line = base.mark_line(color=GREY)
+        chart = line.encode(detail=f"{by}:N") + chart
     if null_value is not None:
         chart = dashed(x=alt.datum(null_value)) + chart
     return facets(chart, table, axes="x", **panels)
@@ -452,13 +477,15 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     """
     sizes = table[value].abs()
     largest = sizes.groupby(table["model"]).transform("max")
-    table = table.assign(scaled=table[value] / largest.replace(0, 1))
+    scaled = table[value] / largest.replace(0, 1)
+    table = table.assign(scaled=scaled)
     colours = alt.Color("scaled:Q", title=f"{title}, as a share of the largest")
+    number = alt.Tooltip(value, title=title, format="+.3f")
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2)
     marks = marks.encode(
         alt.X("head:O").axis(labelAngle=0, labelOverlap=True),
         alt.Y("layer:O", sort="descending").axis(labelOverlap=True),
         colours.scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET]),
-        tooltip=["model", "layer", "head", alt.Tooltip(value, title=title, format="+.3f")],
+        tooltip=["model", "layer", "head", number],
     )
     return facets(marks, table, height=260, free="xy")
