@@ -114,12 +114,12 @@ def verdict_table(rows: pd.DataFrame, statements: Mapping[str, Statement]) -> Ma
         text = f'<a href="{link}" title="{escape(statement.measure)}">{text}</a>'
         text += f"<br><small>{escape(statement.source)}</small>"
         of_models = [cells.get((statement.id, model), "") for model in models]
-        controls = [_control(statement, rows)] if are_claims else []
+        controls = [_control(statement, rows)] if isinstance(statement, Claim) else []
         lines.append([text, *controls, *of_models])
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-def _control(statement: Statement, rows: pd.DataFrame) -> str:
+def _control(statement: Claim, rows: pd.DataFrame) -> str:
     """Return the control of a claim with the number of its sets, "none" without one."""
     n_sets = rows[(rows["claim"] == statement.id) & (rows["n_random_sets"] > 0)]["n_random_sets"]
     if n_sets.empty:
