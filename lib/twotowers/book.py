@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +297,8 @@ class Chapter(Measurements):
         Args:
             number: Number in the book, such as "4.1".
             shown: A chart, or a table of `pages.shown`.
-            caption: A description of the values and of how they were measured.
+            caption: A description of the values and of how they were measured. Formulas are between
+                dollar signs.
             folded: Whether a table is folded above its caption.
         """
         data = getattr(shown, "data", None)
@@ -306,12 +306,12 @@ class Chapter(Measurements):
             caption += " Nothing to draw: no model has these numbers."
         kind = "Table" if isinstance(shown, Styler) else "Figure"
         if not isinstance(shown, Styler):
-            display(shown.properties(description=caption))
+            display(shown.properties(description=caption.replace("$", "")))
         elif folded:
             display(pages.unfolding("Show the numbers", shown))
         else:
             display(HTML(shown.to_html()))
-        text = f"<b>{kind} {number}.</b> {escape(caption)}"
+        text = f"<b>{kind} {number}.</b> {pages.with_formulas(caption)}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def compare_with_paper(

@@ -259,6 +259,18 @@ def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -
     return style.set_table_attributes('class="one-model"')  # page.js adds a chooser
 
 
+def with_formulas(text: str) -> str:
+    r"""Return a text as HTML. MathJax typesets what is between dollar signs.
+
+        >>> with_formulas("$S[w]$ & $x$")
+        '<span class="math">\\(S[w]\\)</span> &amp; <span class="math">\\(x\\)</span>'
+
+    Args:
+        text: Any text.
+    """
+    return re.sub(r"\$(.+?)\$", r'<span class="math">\\(\1\\)</span>', escape(text))
+
+
 def note(text: str) -> None:
     """Show a sentence made in a cell as plain text, without Markdown or tags.
 
