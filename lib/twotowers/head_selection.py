@@ -84,7 +84,8 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     Returns:
         Means over prompts (layer, head). A larger value means a higher rank.
     """
-    heads = heads.assign(attention_difference=attention_difference(heads))
+    difference = attention_difference(heads)
+    heads = heads.assign(attention_difference=difference)
     means = {}
     for name in RANKINGS:
         variable = name.replace(" ", "_")
@@ -114,7 +115,9 @@ def n_listed(n_heads: int) -> int:
     Args:
         n_heads: Number of heads of the model.
     """
-    return 20 if n_heads >= 200 else min(5, n_heads)
+    if n_heads >= 200:
+        return 20
+    return min(5, n_heads)
 
 
 def top_heads(ranking: xr.DataArray, k: int, minimum: float = 0.0) -> list[Head]:
@@ -165,8 +168,9 @@ def unlisted(ds: xr.Dataset) -> np.ndarray:
     Args:
         ds: Measurement `paper` of a model.
     """
-    is_listed = ds["selected_head"].isin(ds["in_context_head"])
-    return ds["selected_head"][~is_listed].values
+    measured = ds["selected_head"]
+    is_listed = measured.isin(ds["in_context_head"])
+    return measured[~is_listed].values
 
 
 def head_sets(heads: xr.Dataset, k: int) -> dict[str, list[Head]]:
@@ -208,7 +212,8 @@ def listed(increases: xr.Dataset) -> list[Head]:
         increases: Measurement "selection_increases".
     """
     n_heads = increases.sizes["layer"] * increases.sizes["head"]
-    return by_increase(increases, n_listed(n_heads))
+    n = n_listed(n_heads)
+    return by_increase(increases, n)
 
 
 def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[Head]:
@@ -228,7 +233,8 @@ def interleave(first: Sequence[Head], second: Sequence[Head], n: int) -> list[He
     Returns:
         Heads, best first.
     """
-    heads = [head for pair in zip(first, second, strict=False) for head in pair]
+    pairs = zip(first, second, strict=False)
+    heads = [head for pair in pairs for head in pair]
     different = list(dict.fromkeys(heads))
     return different[:n]
 
@@ -262,7 +268,8 @@ def leading_on_blocks(increases: xr.Dataset, ablated: xr.Dataset) -> list[Head]:
     lost = ablated["log_prob_lost"].mean("prompt")
     n = n_leading(lost.size)
     by_ablation = top_heads(lost, n, minimum=-np.inf)
-    return interleave(by_increase(increases, n), by_ablation, n)
+    by_mean = by_increase(increases, n)
+    return interleave(by_mean, by_ablation, n)
 
 
 def halves(data: xr.Dataset) -> list[xr.Dataset]:
@@ -305,8 +312,9 @@ def prefers_no_class(heads: xr.Dataset) -> xr.DataArray:
     Returns:
         Over (layer, head).
     """
-    difference = attention_difference(heads).mean("prompt")
-    return abs(difference) < MIN_ATTENTION_DIFFERENCE
+    difference = attention_difference(heads)
+    mean = difference.mean("prompt")
+    return abs(mean) < MIN_ATTENTION_DIFFERENCE
 
 
 def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) -> list[Head]:
@@ -322,7 +330,8 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
     on_labels = attention_on_labels(heads)
     of_judged = select_heads(on_labels, judged)
     half = float(of_judged.mean()) / 2
-    ranking = on_labels.where(prefers_no_class(heads), 0.0)
+    has_none = prefers_no_class(heads)
+    ranking = on_labels.where(has_none, 0.0)
     found = top_heads(ranking, ranking.size, minimum=half)
     return [head for head in found if head not in judged]
 
@@ -341,7 +350,8 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         effects: Measurement "head_effects".
         k: Maximum number of heads.
     """
-    return top_heads(_mean_total_effect(effects), k)
+    effect = _mean_total_effect(effects)
+    return top_heads(effect, k)
 
 
 def by_size_of_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
@@ -358,7 +368,9 @@ def by_size_of_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]
         effects: Measurement "head_effects".
         k: Maximum number of heads.
     """
-    return top_heads(abs(_mean_total_effect(effects)), k)
+    effect = _mean_total_effect(effects)
+    size = abs(effect)
+    return top_heads(size, k)
 
 
 def _mean_total_effect(effects: xr.Dataset) -> xr.DataArray:
@@ -401,9 +413,10 @@ def others_in_layers(values: xr.DataArray, heads: Sequence[Head]) -> list[Head]:
         values: Over (..., layer, head).
         heads: Heads that are left out.
     """
-    layers = sorted({head.layer for head in heads})
+    layers = {head.layer for head in heads}
     numbers = range(values.sizes["head"])
-    every = [Head(layer, number) for layer in layers for number in numbers]
+    in_order = sorted(layers)
+    every = [Head(layer, number) for layer in in_order for number in numbers]
     return [head for head in every if head not in heads]
 
 

@@ -77,7 +77,8 @@ def by_half(values: xr.DataArray) -> xr.DataArray:
     n_heads = values.sizes["selected_head"]
     n = n_heads // 2
     means = []
-    for half in (slice(n), slice(n, None)):
+    first, second = slice(n), slice(n, None)
+    for half in (first, second):
         of_half = values.isel(selected_head=half)
         means.append(of_half.mean("selected_head"))
     head_set = pd.Index(HALVES, name="head_set")
@@ -209,7 +210,8 @@ def leaning(increases: xr.Dataset) -> xr.DataArray:
     means = []
     for is_right in (is_first, ~is_first):
         of_label = increase.where(is_right)
-        means.append(of_label.groupby("label_pair").mean("prompt"))
+        by_pair = of_label.groupby("label_pair")
+        means.append(by_pair.mean("prompt"))
     first, second = means
     return first - second
 
@@ -232,9 +234,11 @@ def of_exchanged_labels(values: xr.DataArray) -> list[xr.DataArray]:
         Two arrays over (..., prompt), with the coordinates of the first.
     """
     in_order = values.sortby(["block", "order"])
-    first = in_order.isel(prompt=in_order["true_first"].values)
-    second = in_order.isel(prompt=~in_order["true_first"].values)
-    return [first, first.copy(data=second.values)]
+    is_first = in_order["true_first"].values
+    first = in_order.isel(prompt=is_first)
+    second = in_order.isel(prompt=~is_first)
+    partners = first.copy(data=second.values)
+    return [first, partners]
 
 
 def at_own_label_of_pair(heads: xr.Dataset, leaning: xr.DataArray) -> xr.DataArray:
@@ -249,11 +253,13 @@ def at_own_label_of_pair(heads: xr.Dataset, leaning: xr.DataArray) -> xr.DataArr
             prompts with exchanged labels, and `answer` says which is right (ANSWERS). The
             coordinate `flips` says whether the model answers all four prompts of the block rightly.
     """
-    is_known = heads["label_pair"].isin(leaning["label_pair"])
+    known_pairs = leaning["label_pair"]
+    is_known = heads["label_pair"].isin(known_pairs)
     known = heads.isel(prompt=is_known.values)
     is_first = known["is_true_label"] == known["true_first"]
     by_label = split_labels(known["attention"], is_first, ["first", "second"])
-    first_right, second_right = of_exchanged_labels(by_label.sum("demonstration"))
+    sums = by_label.sum("demonstration")
+    first_right, second_right = of_exchanged_labels(sums)
     of_pair = leaning.sel(label_pair=first_right["label_pair"])
     own_is_first = of_pair > 0
     on_first, on_second = (
@@ -264,7 +270,8 @@ def at_own_label_of_pair(heads: xr.Dataset, leaning: xr.DataArray) -> xr.DataArr
     elsewhere = xr.where(own_is_first, on_first[1], on_second[0])
     answer = pd.Index(ANSWERS, name="answer")
     attention = xr.concat([where_answer, elsewhere], answer)
-    return attention.assign_coords(flips=_is_right_in_block(known["logit_difference"]))
+    flips = _is_right_in_block(known["logit_difference"])
+    return attention.assign_coords(flips=flips)
 
 
 def _is_right_in_block(logit_difference: xr.DataArray) -> xr.DataArray:
@@ -272,7 +279,9 @@ def _is_right_in_block(logit_difference: xr.DataArray) -> xr.DataArray:
 
     In such a block the answer flips with the labels, and right labels are as often near as far.
     """
-    first, second = of_exchanged_labels(logit_difference > 0)
-    blocks = (first & second).groupby("block").all()
+    is_right = logit_difference > 0
+    first, second = of_exchanged_labels(is_right)
+    are_right = first & second
+    blocks = are_right.groupby("block").all()
     of_pair = blocks.sel(block=first["block"])
     return of_pair.drop_vars("block")
