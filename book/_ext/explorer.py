@@ -135,7 +135,9 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
         )
         out[name] = {"mean": _short(flat.mean("prompt").values)}
         if bounded:
-            means = [intervals.mean(of) for of in flat.transpose("at", "prompt")]
+            others = {*flat.coords} - {*intervals.CLUSTERS}  # a slice copies each of them
+            of_heads = flat.drop_vars(others).transpose("at", "prompt")
+            means = [intervals.mean(of) for of in of_heads]
             out[name] |= {
                 bound: _short(np.array([getattr(of, bound) for of in means]))
                 for bound in ("low", "high")

@@ -158,7 +158,7 @@ class Sample:
         one_way = [self._one_way(codes) for codes in usable]
         if len(one_way) == 2:
             first, second = one_way
-            _, cells = np.unique(np.stack(self.factors), axis=1, return_inverse=True)
+            _, cells = np.unique(self.factors[0] * self.n[1] + self.factors[1], return_inverse=True)
             two_way = first + second - self._one_way(cells)
             if variance(two_way) > 0:
                 return two_way
@@ -334,7 +334,7 @@ def table(
         for entries in itertools.product(*entries_of_dims):
             part = data.sel(dict(zip(by, entries, strict=True)))
             result = Interval(np.nan, (0,))
-            if part.notnull().any():
+            if not np.isnan(part.values).all():
                 result = mean(part, clusters, below)
             numbers = result.estimate, result.low, result.high, result.n[0]
             rows.append([model, *entries, *numbers])
