@@ -70,7 +70,8 @@ def single_prompt(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:
     words = words.isel(mean=0, drop=True)
     of_labels = label_increases(model, [encoded], heads, every_label=True)
     # Words lose their coordinates `layer` and `head`, which are dimensions of the increases.
-    return increases(model, [encoded]).assign(words).assign(of_labels)
+    of_heads = increases(model, [encoded])
+    return of_heads.assign(words).assign(of_labels)
 
 
 def swept_increases(model: Model, encoded: Encoded, heads: Heads) -> xr.Dataset:

@@ -403,7 +403,8 @@ def singular_values(model: Model, layer: int, head: int) -> Float[Tensor, "d_hea
         head: Number of the head within its layer.
     """
     triangles = []
-    for which, number in ((query_key.QUERY, head), (query_key.KEY, model.value_head(head))):
+    shared = model.value_head(head)
+    for which, number in ((query_key.QUERY, head), (query_key.KEY, shared)):
         weight, _ = model.projection(layer, which)
         of_head = weight[number].double().cpu()
         _, triangle = torch.linalg.qr(of_head.T)
