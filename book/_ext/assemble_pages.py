@@ -192,7 +192,10 @@ def drawing(svg: str, parts: str) -> str:
         if f'class="{part}"' not in svg:
             raise ValueError(f"unknown part '{part}': expected a class in book/map.svg")
         svg = svg.replace(f'class="{part}"', f'class="{part} lit"')
-    legend = "In colour: the part of a prompt's way to its answer that this chapter is about."
+    legend = (
+        "In colour: the part of a prompt's way to its answer that this chapter is about. "
+        "Thick: more attention. Dashed: values. Blunt end: lowers the answer."
+    )
     return f'<div class="map" aria-hidden="true">{svg.strip()}<p>{legend}</p></div>'
 
 
