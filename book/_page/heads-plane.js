@@ -138,7 +138,7 @@
       heads.names.forEach((name, i) => {
         const one = this.points.get(name), effect = heads.mean("effect", name) ?? 0;
         one.at = [scale("x", xs[i]), scale("y", ys[i])];
-        one.told = `${name}: → ${xs[i].toFixed(2)}, ↑ ${ys[i].toFixed(2)}`.replaceAll(" -", " −");
+        one.told = `${name}: → ${xs[i].toFixed(2)}, ↑ ${ys[i].toFixed(2)}`.replaceAll(" -0.00", " 0.00").replaceAll(" -", " −");
         one.dot.style.transform = `translate(${one.at[0].toFixed(1)}px, ${one.at[1].toFixed(1)}px)`;
         one.dot.setAttribute("r", (2.5 + (most ? 9 * Math.sqrt(Math.abs(effect) / most) : 1)).toFixed(1));
         one.dot.setAttribute("class", effect < 0 ? "holds" : "helps");
