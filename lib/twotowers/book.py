@@ -49,6 +49,7 @@ from twotowers.judged_model import LEARNED, JudgedModel, selected
 from twotowers.measurements import Measurements
 from twotowers.names import is_known
 from twotowers.paper_results import Result, Solved
+from twotowers.random_heads import largest_share_in_layer
 from twotowers.settings import FEW_BLOCKS, Settings
 from twotowers.tables import shown_name
 
@@ -236,11 +237,19 @@ class Chapter(Measurements):
             logit_difference=intervals.mean(model.heads["logit_difference"]).estimate,
             template=template or str(model.template),
         )
-        is_shared = model.heads.attrs["key_value_heads"] == 1
-        if row.n_random_sets and claim.control == "random sets" and is_shared:
+        if not row.n_random_sets or claim.control != "random sets":
+            return row
+        sizes, heads = model.heads.attrs, self.sets[name].get(claim.heads)
+        if sizes["key_value_heads"] == 1:
             remark = ", from other layers, since all heads of a layer share their keys"
             row = replace(row, words=row.words + remark)
-        return row
+        if not heads:
+            return row
+        share = largest_share_in_layer(heads, sizes)
+        words = (
+            f"{row.words}; {share:.0%} of random heads are in the layer of the head they replace"
+        )
+        return replace(row, words=words, share_in_layer=share)
 
     def _show(
         self, statement: Statement, rows: list[EvidenceRow], summary: str, details: str
@@ -491,8 +500,10 @@ def _rule_in_words(result: PaperResult) -> str:
     """Return the rules of both verdicts on a result of the paper."""
     words = f"{result.measure}. No verdict: {result.no_verdict}."
     if not result.no_verdict:
-        words = f"{result.measure}. It agrees at {result.agrees or 0:g} or more, and in part at "
-        words += f"{result.part or 0:g} or more."
+        words = f"{result.measure}. It agrees at {result.agrees or 0:g} or more"
+        has_part = result.part != result.agrees
+        words += f", and in part at {result.part or 0:g} or more." * has_part
+        words += "; there is no in part." * (not has_part)
     second = claims.solved_rules().get(result.id)
     if second is None or not second.measure:
         return words

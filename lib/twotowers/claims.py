@@ -129,6 +129,7 @@ class PaperResult(Statement):
         published_value: The printed value in the measure of the rule, if there is one.
         agrees, part: Smallest number that agrees, and smallest number that agrees in part.
         no_verdict: Reason why a number is not judged.
+        control: What the judged number itself compares the heads with, if no random lists do.
         not_run: Reason why there is no number.
     """
 
@@ -138,6 +139,7 @@ class PaperResult(Statement):
     part: Optional
     not_run: str
     no_verdict: str = ""
+    control: str = ""
 
     def judge(self, value: float) -> str:
         """Return the verdict on a value.

@@ -108,8 +108,8 @@ class EvidenceRow:
         reason: Reason of a verdict that is open, or that holds for random heads as well.
         exceedance_in_layers, n_lists_in_layers: For a result of the paper, share of the random
             lists of other heads of the same layers that reach the verdict, and their number.
-        share_in_layer: For a result of the paper, share of the heads of the random lists of other
-            key-value groups that are in the layer of the head that they replace.
+        share_in_layer: Share of the heads of the random sets, or of the random lists of other
+            key-value groups, that are in the layer of the head that they replace.
         prompt_set: For a result of the paper, ON_PAPER for the first and ON_SOLVED for the second
             verdict.
     """
@@ -317,6 +317,19 @@ def _control(
         (random_effects >= effect.estimate).mean(),
         control.sizes["random_set"],
     )
+
+
+def reach_text(share: float) -> str:
+    """Return a share of random sets in percent, with a decimal near MAX_EXCEEDANCE.
+
+        >>> reach_text(0.0532), reach_text(0.87), reach_text(0.01)
+        ('5.3%', '87%', '1%')
+
+    Args:
+        share: Share of the random sets, or lists, that reach an effect or a verdict.
+    """
+    is_near = abs(share - MAX_EXCEEDANCE) < MAX_EXCEEDANCE / 2
+    return f"{share:.1%}" if is_near else f"{share:.0%}"
 
 
 def different_sets(control: Any) -> Any:

@@ -19,6 +19,7 @@ from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
 from twotowers.claims import HOLDS_TOO_FEW, UNDECIDED, Claim, PaperResult, Statement
+from twotowers.evidence import MIN_RANDOM_SETS, reach_text
 from twotowers.intervals import Interval
 from twotowers.paths import chapter_names
 from twotowers.tables import ordered_models, shown_name
@@ -62,12 +63,15 @@ def _shares_of_lists(row: Any) -> str:
     """Return how many random lists reach the verdict of a result of the paper."""
     if pd.isna(row.exceedance):
         return ""
-    text = f", {row.exceedance:.0%} of {row.n_random_sets:,.0f} from other key-value groups"
+    text = f", {reach_text(row.exceedance)} of {row.n_random_sets:,.0f}"
+    text += " from other key-value groups"
     if not pd.isna(row.share_in_layer):
         text += f" ({row.share_in_layer:.0%} of their heads are in the same layer)"
     if not pd.isna(row.exceedance_in_layers):
-        text += f" and {row.exceedance_in_layers:.0%} of {row.n_lists_in_layers:,.0f}"
+        text += f" and {reach_text(row.exceedance_in_layers)} of {row.n_lists_in_layers:,.0f}"
         text += " from the same layers"
+        if row.n_lists_in_layers < MIN_RANDOM_SETS:
+            text += " (too few for a test)"
     return f"{text} reach it"
 
 

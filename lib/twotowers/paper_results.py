@@ -38,7 +38,7 @@ from twotowers.claims import (
     UNDECIDED,
     PaperResult,
 )
-from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, different_sets
+from twotowers.evidence import MAX_EXCEEDANCE, MIN_RANDOM_SETS, different_sets, reach_text
 from twotowers.head_selection import select_heads, select_sets, top_mask
 from twotowers.heads import Head, Sizes, head_coordinates, head_names
 from twotowers.random_heads import (
@@ -77,7 +77,7 @@ class Result(NamedTuple):
         resampled: The same number in resamples of the prompts. None for a result on one prompt.
         in_layers: The same number in random lists of any other heads of the same layers.
         share_in_layer: Share of the heads of `random` that are in the layer of the head that they
-            replace.
+            replace. NaN if they replace no head, as in lists of heads of the whole model.
         prompts: Number of prompts behind `value`, 0 if it is a mean of recorded means.
     """
 
@@ -196,7 +196,8 @@ def compare_lists(
     text = words if isinstance(words, str) else words(measured)
     found = Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
     first, *_ = increases.values()
-    return found._replace(prompts=first.sizes["prompt"])
+    in_layer = 1.0 if tuple(shuffled) == ("head",) else math.nan
+    return found._replace(prompts=first.sizes["prompt"], share_in_layer=in_layer)
 
 
 def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
@@ -220,7 +221,9 @@ def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
     numbers = [[getattr(found, name) for found in tested.values()] for name in fields]
     value, random, resampled = (np.mean(of_sets, axis=0) for of_sets in numbers)
     words = "; ".join(f"{name}: {found.words}" for name, found in tested.items())
-    return Result(float(value), words, random, resampled)
+    shares = {found.share_in_layer for found in tested.values()}
+    in_layer = shares.pop() if len(shares) == 1 else math.nan
+    return Result(float(value), words, random, resampled, share_in_layer=in_layer)
 
 
 def random_band(found: Result) -> dict[str, float]:
@@ -380,7 +383,7 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     if verdict in (AGREES, IN_PART):
         row["exceedance"] = _reach(result, random, verdict)
         row["exceedance_in_layers"] = _reach(result, in_layers, verdict)
-        row |= _with_control(row, found)
+        row |= _with_control(row, found, result.control)
     if verdict == NOT_JUDGED:
         row["reason"] = result.no_verdict
     if row.get("stability", 1.0) < MIN_STABILITY:
@@ -404,11 +407,11 @@ def _reach(result: PaperResult, lists: np.ndarray, verdict: str) -> float:
     return float(np.mean(reached)) if reached else math.nan
 
 
-def _with_control(row: dict[str, Any], found: Result) -> dict[str, Any]:
+def _with_control(row: dict[str, Any], found: Result, control: str) -> dict[str, Any]:
     """Return the verdict on a result that agrees, also in part, with what random lists say."""
     verdict, n_lists = row["verdict"], row.get("n_random_sets", 0)
     if found.random is None:
-        return {"reason": f"{NOT_COMPARED} with random lists of heads"}
+        return {"reason": control or f"{NOT_COMPARED} with random lists of heads"}
     shares = {
         "random lists": (row["exceedance"], n_lists),
         "lists from the same layers": (row["exceedance_in_layers"], row["n_lists_in_layers"]),
@@ -419,12 +422,15 @@ def _with_control(row: dict[str, Any], found: Result) -> dict[str, Any]:
         if n >= MIN_RANDOM_SETS and share > MAX_EXCEEDANCE
     }
     if reached:
-        words = ", ".join(f"{share:.0%} of {name}" for name, share in reached.items())
+        words = ", ".join(f"{reach_text(share)} of {name}" for name, share in reached.items())
         reason = f"{words} do as well"
         return {"verdict": claims.with_control(verdict, NOT_SPECIFIC), "reason": reason}
     if n_lists < MIN_RANDOM_SETS:
         reason = f"{n_lists} different random list{'s' * (n_lists != 1)}"
         return {"verdict": claims.with_control(verdict, TOO_FEW), "reason": reason}
+    n_in_layers = row["n_lists_in_layers"]
+    if found.in_layers is not None and n_in_layers < MIN_RANDOM_SETS:
+        return {"reason": f"{n_in_layers or 'no'} lists from the same layers, too few for a test"}
     return {}
 
 

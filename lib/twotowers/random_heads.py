@@ -219,6 +219,31 @@ def share_in_layer(heads: Heads, lists: Sequence[Heads]) -> float:
     return float(is_same.mean())
 
 
+def largest_share_in_layer(heads: Heads, sizes: Sizes) -> float:
+    """Return the largest share of the heads of random sets that can be in the layer they replace.
+
+    Sets that were recorded do not name their heads. As many as possible are in the layer.
+
+        >>> sizes = {"layers": 2, "heads": 4, "key_value_heads": 4}
+        >>> largest_share_in_layer([Head(0, 0), Head(0, 1), Head(0, 2), Head(1, 0)], sizes)
+        0.5
+        >>> largest_share_in_layer([Head(0, 0)], sizes)  # its layer has three others, of 20
+        0.15
+
+    Args:
+        heads: Set that random sets are matched to.
+        sizes: Sizes of the model.
+    """
+    every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
+    free = in_other_groups(heads, every_head, sizes["key_value_heads"]).sum(1)
+    layers = [layer for layer, _ in heads]
+    if len(heads) == 1:
+        n_free = int(free[layers[0]])
+        return n_free / max(SINGLE_HEADS, n_free)
+    n = sum(min(layers.count(layer), int(free[layer])) for layer in {*layers})
+    return n / len(heads)
+
+
 def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:
     """Return random lists of heads with the same number of heads in each layer, or in all.
 
