@@ -167,13 +167,13 @@ def contrasted(scores: np.ndarray) -> np.ndarray:
     return np.where(is_same_class, scores, -scores)
 
 
-def choices_of(design: Design, of_pair: xr.Dataset, pair: str) -> dict[str, np.ndarray]:
+def choices_of(of_pair: xr.Dataset, pair: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Return the choices of demonstrations for the words of a class pair.
 
     Args:
-        design: Prompts of the settings.
         of_pair: Measurement "word_towers" of the model, words of the pair.
         pair: Class pair.
+        rng: Draws the random scores. All class pairs share it, so that no two have the same draws.
 
     Returns:
         Name of a choice -> its scores (asked, demonstrated): the highest ones are chosen. A choice
@@ -181,7 +181,6 @@ def choices_of(design: Design, of_pair: xr.Dataset, pair: str) -> dict[str, np.n
     """
     scores = head_scores(of_pair, BY_ATTENTION)
     words = of_pair["asked"].values.tolist()
-    rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"]])
     choices = {
         "towers": scores,
         "farthest": -scores,
@@ -203,6 +202,7 @@ def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Pro
     pairs = towers["class_pair"].values.tolist()
     k = design.template.k
     prompts: dict[str, list[Prompt]] = {}
+    rng = np.random.default_rng([design.settings.seed, SEEDS["chosen demonstrations"]])
     block = 0
     for pair in dict.fromkeys(pairs):
         of_pair = _words_of(towers, pair)
@@ -210,7 +210,7 @@ def _prompts_by_choice(design: Design, towers: xr.Dataset) -> dict[str, list[Pro
         half = len(words) // 2
         first = spread(range(half), QUERIES)
         second = [half + i for i in first]
-        choices = choices_of(design, of_pair, pair)
+        choices = choices_of(of_pair, pair, rng)
         for query in [*first, *second]:
             label_pair = label_pairs[block % len(label_pairs)]
             for name, scores in choices.items():
