@@ -247,7 +247,8 @@ def ratio(
 ) -> Interval:
     """Return mean(numerator) / mean(denominator) with Fieller's bounds.
 
-    The bounds are those r at which the mean of numerator - r denominator may be zero.
+    The bounds are those r at which the mean of numerator - r denominator may be zero. A denominator
+    that is the same in all prompts only scales the numerator.
 
     Args:
         numerator: Over (prompt,), with the coordinates of the clusters.
@@ -261,7 +262,10 @@ def ratio(
     Raises:
         TwoTowersError: As in `Sample`.
     """
-    variables = np.stack([numerator.values, denominator.values])
+    whole = denominator.values
+    if whole.size and whole[0] > 0 and (whole == whole[0]).all():  # nothing of it to estimate
+        return mean(numerator / float(whole[0]), clusters)
+    variables = np.stack([numerator.values, whole])
     sample = Sample(variables, numerator, clusters)
     above, below = sample.means.tolist()
     estimate = above / below if below > 0 else np.nan
