@@ -9,7 +9,7 @@ from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import near
-from twotowers.intervals import MIN_EQUAL, mean, means, ratio, table
+from twotowers.intervals import MIN_EQUAL, mean, means, ratio, resample, table
 
 
 def prompts(values, pair, labels):
@@ -129,6 +129,27 @@ def test_a_share_of_what_may_be_zero_has_no_number():
     assert np.isnan(ratio(whole, -5 - whole).estimate)  # below zero it is no whole either
     exact = ratio(prompts([1, 2, 3], "abc", "xyx") / 4, prompts([1, 2, 3], "abc", "xyx") + 10)
     assert exact.low < exact.estimate < exact.high
+
+
+def test_a_whole_that_is_the_same_everywhere_only_scales_a_share():
+    part = prompts([1.0, 2.0, 4.0], "abc", "xyx")
+    for whole in (1.0, 2.0):
+        got = ratio(part, xr.full_like(part, whole))
+        wanted = mean(part / whole)
+        bounds = got.low, got.estimate, got.high
+        np.testing.assert_allclose(bounds, (wanted.low, wanted.estimate, wanted.high))
+        assert np.isfinite(got.low)
+
+
+def test_prompts_of_a_block_are_drawn_together_and_those_of_a_set_alone():
+    """Values that cancel out in a block have no spread; another class pair has other blocks."""
+    values = xr.DataArray([1.0, -1.0] * 20, dims="prompt")
+    block = ("prompt", np.repeat(np.arange(20), 2))
+    for class_pairs, spread in ((["a"] * 40, 0.0), (["a", "b"] * 20, 1 / 40**0.5)):
+        of_blocks = values.assign_coords(block=block, class_pair=("prompt", class_pairs))
+        drawn = resample(of_blocks)
+        assert float(drawn.std()) == pytest.approx(spread, abs=0.01)
+    np.testing.assert_array_equal(drawn, resample(values))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

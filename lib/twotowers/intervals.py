@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -264,7 +264,7 @@ def ratio(
     """
     whole = denominator.values
     if whole.size and whole[0] > 0 and (whole == whole[0]).all():  # nothing of it to estimate
-        return mean(numerator / float(whole[0]), clusters)
+        return replace(mean(numerator / float(whole[0]), clusters), p=np.nan)
     variables = np.stack([numerator.values, whole])
     sample = Sample(variables, numerator, clusters)
     above, below = sample.means.tolist()
@@ -382,7 +382,8 @@ def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarra
 def resample(values: xr.DataArray) -> xr.DataArray:
     """Return means over prompts that are drawn with replacement.
 
-    Values over the same number of prompts have the same draws.
+    The prompts of a block share their texts, so they are drawn together. In the paper's sets each
+    prompt is a block of its own. Values over the same blocks have the same draws.
 
     Args:
         values: Over (..., prompt).
@@ -390,11 +391,23 @@ def resample(values: xr.DataArray) -> xr.DataArray:
     Returns:
         Means of 1000 resamples, over (resample, ...).
     """
-    n = values.sizes["prompt"]
+    blocks = _blocks(values)
+    n = len(np.unique(blocks))
     rng = np.random.default_rng(0)
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=1000)
-    weights = xr.DataArray(counts / n, dims=("resample", "prompt"))
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=1000)[:, blocks]
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    weights = xr.DataArray(shares, dims=("resample", "prompt"))
     return weights @ (values * 1.0)
+
+
+def _blocks(values: xr.DataArray) -> np.ndarray:
+    """Return the number of the block of each prompt; without blocks, each prompt has its own."""
+    if "block" not in values.coords:
+        return np.arange(values.sizes["prompt"])
+    # The paper's sets count their prompts from zero, each set anew
+    keys = pd.MultiIndex.from_arrays([values["block"].values, values["class_pair"].values])
+    numbers, _ = pd.factorize(keys)
+    return numbers
 
 
 def stack(values: xr.DataArray, by: str = "class_pair") -> xr.DataArray:
