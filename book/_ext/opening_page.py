@@ -259,14 +259,14 @@ def cards(build: Path, rows: pd.DataFrame) -> str:
         rows: Rows of evidence.
     """
     told = sentences(rows)
-    on_paper, solved = verdict_map.tests(build), verdict_map.tests(build, solved=True)
-    counts = f"{agreements.beyond_random_heads(on_paper)} {agreements.without_comparison(solved)}"
+    on_paper = escape(agreements.beyond_random_heads(verdict_map.tests(build)))
+    solved = escape(agreements.without_comparison(verdict_map.tests(build, solved=True)))
     link = '<a href="figure-by-figure.html">figure by figure</a>'
     parts = {
         "Holds": plain_words.claim_strip(rows, "exchange-query")
         + f"<p>{share_of_the_way(build)} {told.get('values-beyond-attention', '')}</p>",
         "Does not hold, or says little": f"<p>{told.get('figure 6' + claims.SECOND, '')}</p>"
-        f"<p>{escape(counts).removesuffix('.')} ({link}).</p>",
+        f"<p>{on_paper}</p><p>{solved.removesuffix('.')} ({link}).</p>",
         "New, as far as we know": plain_words.claim_strip(rows, "product"),
     }
     sections = "".join(
