@@ -12,7 +12,7 @@ import xarray as xr
 from chapter_runs import evidence_of, shown_chapter
 from conftest import refused
 from tolerances import near
-from twotowers import claims, evidence, intervals, paper_results, random_heads, strips, tables
+from twotowers import book, claims, evidence, intervals, paper_results, random_heads, strips, tables
 from twotowers.claims import AGREES, DISAGREES, IN_PART, NOT_TESTABLE
 from twotowers.heads import head_coordinates
 from twotowers.paper_results import BALANCED, Result
@@ -280,3 +280,13 @@ def test_figure_by_figure_shows_what_is_there(value, folder, monkeypatch):
     entry = strips.entry(result, [*judged.itertuples()])
     assert 'id="row-figure-6"' in entry and '<span class="entry">figure 6</span>' in entry
     assert "Not run: " in strips.entry(results["figure 23"], [])
+
+
+def test_random_sets_that_were_recorded_have_the_share_in_layer_that_can_be():
+    """Three of four heads of layer 0 are replaced, by the fourth one and by two of layer 1."""
+    edited = {"a": [["0-0", "0-1", "0-2"], ["0-0", "0-1", "1-0"]]}
+    sizes = {"layers": 2, "heads": 4, "key_value_heads": 4}
+    values = xr.DataArray([1.0, 1.0], dims="prompt")
+    control = {"a": xr.DataArray([[0.0, 0.0]], dims=("random_set", "prompt"))}
+    found = book._found("a", values, lambda x: x, "", sizes, control, edited)
+    assert math.isclose(found.share_in_layer, (1 / 3 + 1) / 2)

@@ -335,6 +335,7 @@ class Chapter(Measurements):
         every_head: Mapping[str, xr.DataArray] | None = None,
         resamples: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, Any] | None = None,
+        edited: Mapping[str, Sequence[Sequence[Head | str]]] | None = None,
         words: Mapping[str, str] | Callable[[Any], str] | None = None,
         suite: str | None = None,
         solved: Solved | None = None,
@@ -366,6 +367,7 @@ class Chapter(Measurements):
                 means of `data`.
             control: Values of random heads by model, with the dimension `random_set`, for heads
                 that were edited. A model without them has too few other heads.
+            edited: Sets of heads by model that `control` replaces, all of the same size.
             words: Description by model of the basis, or a function of the values that returns it.
             suite: Suite of the prompts, if it is not the suite of the settings.
             solved: The same comparison on counterbalanced prompts, for the second verdict.
@@ -388,8 +390,9 @@ class Chapter(Measurements):
                 values,
                 statistic,
                 words,
-                {} if heads is None else balance[model].attrs,
+                {} if heads is None and edited is None else balance[model].attrs,
                 control,
+                edited,
                 heads=heads,
                 others=others,
                 every_head=every_head,
@@ -435,6 +438,7 @@ class Chapter(Measurements):
                     solved.words,
                     self.models[model].heads.attrs,
                     solved.control,
+                    solved.edited,
                     heads=solved.heads,
                 )
             except NotTestable as error:
@@ -474,6 +478,7 @@ def _found(
     words: Mapping[str, str] | Callable[[Any], str] | None,
     sizes: Sizes,
     control: Mapping[str, Any] | None,
+    edited: Mapping[str, Sequence[Sequence[Head | str]]] | None,
     **options: Mapping[str, Any] | None,
 ) -> Result:
     """Return the judged number of one model, from arguments of `paper_results.compare` by model."""
@@ -493,7 +498,13 @@ def _found(
         )
     if control is not None and model not in control:
         return found._replace(random=[])  # too few other heads
-    return found
+    if edited is None or math.isnan(found.value):
+        return found
+    shares = [
+        largest_share_in_layer([Head.parse(str(head)) for head in heads], sizes)
+        for heads in edited[model]
+    ]
+    return found._replace(share_in_layer=sum(shares) / len(shares))
 
 
 def _rule_in_words(result: PaperResult) -> str:

@@ -96,13 +96,14 @@ class Solved(NamedTuple):
     Attributes:
         data: Values on counterbalanced blocks by model, as in `book.Chapter.compare_with_paper`.
         statistic: Function of these values, if it is not that of the first comparison.
-        heads, control, words: As in `book.Chapter.compare_with_paper`.
+        heads, control, edited, words: As in `book.Chapter.compare_with_paper`.
     """
 
     data: Mapping[str, Any]
     statistic: Statistic | None = None
     heads: Mapping[str, Sequence[Head]] | None = None
     control: Mapping[str, Any] | None = None
+    edited: Mapping[str, Sequence[Sequence[Head | str]]] | None = None
     words: Mapping[str, str] | Callable[[Any], str] | None = None
 
 
