@@ -193,8 +193,8 @@ def kinds_of_prompts(build: Path, rows: pd.DataFrame) -> str:
     shares = {
         "the paper's prompts, right labels last": last,
         f"the same prompts in both orders ({bar:.0%}: a model <i>solves</i> the task)": on_paper,
-        "counterbalanced prompts, in each model's best format (clearly above 50%: it "
-        "<i>learns</i> the task), for the answer above": on_blocks,
+        "counterbalanced prompts: both orders and label assignments, best format (clearly above "
+        "50%: it <i>learns</i> the task), for the answer above": on_blocks,
     }
     is_own = [model in included_models() for model in on_paper.index]
     own = on_paper.index[is_own]
