@@ -107,26 +107,28 @@ def own_and_other(values: xr.DataArray) -> list[xr.DataArray]:
     return labels
 
 
-def at_own_label(attention: xr.DataArray) -> list[xr.DataArray]:
-    """Return attention on own labels, where they are the answer and where the other label is.
+def at_own_label(attention: xr.DataArray) -> xr.DataArray:
+    """Return attention on own labels, where they are the answer and where they are not.
 
         >>> names = {"answer": WORDS, "label": WORDS}
         >>> attention = xr.DataArray([[2, 20], [60, 6]], names, ("answer", "label"))
         >>> of_heads = attention.expand_dims(selected_head=["0-0", "0-1"])  # a foo-head, a bar-head
-        >>> [values.values.tolist() for values in at_own_label(of_heads)]
+        >>> at_own = at_own_label(of_heads)
+        >>> [at_own.sel(answer=name).values.tolist() for name in ANSWERS]
         [[2, 6], [60, 20]]
 
     Args:
         attention: Over (answer, label, ..., selected_head), with WORDS.
 
     Returns:
-        Two arrays over (..., selected_head).
+        Array over (answer, ..., selected_head), with ANSWERS.
     """
     own, other = own_and_other(attention)
     at_own = attention.sel(label=own)
-    where_it_is = at_own.sel(answer=own)
-    where_it_is_not = at_own.sel(answer=other)
-    return [where_it_is, where_it_is_not]
+    where_it_is = at_own.sel(answer=own).drop_vars("answer")
+    where_it_is_not = at_own.sel(answer=other).drop_vars("answer")
+    answer = pd.Index(ANSWERS, name="answer")
+    return xr.concat([where_it_is, where_it_is_not], answer)
 
 
 def by_answer(
