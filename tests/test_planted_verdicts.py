@@ -93,7 +93,7 @@ def all_prompts():
 PROMPTS = all_prompts()
 TRUE, FIRST_IS_TRUE = PROMPTS.is_true_label.values, PROMPTS.true_first.values[:, None]
 OF_PROMPTS = PROMPTS.drop_vars("is_true_label").coords
-SPREAD = np.repeat(np.linspace(-1.4, 1.4, len(PAIRS))[np.arange(len(PAIRS)) * 7 % len(PAIRS)], 4)
+SPREAD = np.repeat(np.linspace(-1.3, 1.3, len(PAIRS))[np.arange(len(PAIRS)) * 7 % len(PAIRS)], 4)
 """What else moves the answers of a block, in nats"""
 
 
