@@ -195,7 +195,8 @@ def compare_lists(
         for lists in ([judged, *others], [shuffled_lists, *others], resamples)
     )
     text = words if isinstance(words, str) else words(measured)
-    found = Result(float(statistic(measured)), text, statistic(random), statistic(resampled))
+    value = float(statistic(measured))
+    found = Result(value, text, statistic(random), statistic(resampled))
     first, *_ = increases.values()
     in_layer = 1.0 if tuple(shuffled) == ("head",) else math.nan
     return found._replace(prompts=first.sizes["prompt"], share_in_layer=in_layer)
@@ -219,8 +220,11 @@ def mean_of_results(results: Mapping[str, Result], reason: str) -> Result:
     if not tested:
         return Result(math.nan, reason)
     fields = "value", "random", "resampled"
-    numbers = [[getattr(found, name) for found in tested.values()] for name in fields]
-    value, random, resampled = (np.mean(of_sets, axis=0) for of_sets in numbers)
+    means = []
+    for name in fields:
+        of_sets = [getattr(found, name) for found in tested.values()]
+        means.append(np.mean(of_sets, axis=0))
+    value, random, resampled = means
     words = "; ".join(f"{name}: {found.words}" for name, found in tested.items())
     shares = {found.share_in_layer for found in tested.values()}
     in_layer = shares.pop() if len(shares) == 1 else math.nan
@@ -330,7 +334,8 @@ def content_share(attention: xr.DataArray) -> float:
         smaller than MIN_DIFFERENCE, of either sign.
     """
     true, false = (attention.sel(label=label, change=BALANCED) for label in LABELS)
-    difference = (true - false).mean([dim for dim in true.dims if dim != "change"])
+    others = [dim for dim in true.dims if dim != "change"]
+    difference = (true - false).mean(others)
     in_paper = float(difference.sel(change=BALANCED[0]))
     if abs(in_paper) < MIN_DIFFERENCE:
         return math.nan
@@ -374,7 +379,8 @@ def judge(result: PaperResult, found: Result) -> dict[str, Any]:
     row["prompts"] = found.prompts
     if found.resampled is not None and verdict not in (NOT_TESTABLE, NOT_JUDGED):
         values = np.ravel(found.resampled)
-        row["stability"] = np.mean([result.judge(x) == verdict for x in values])
+        has_verdict = [result.judge(x) == verdict for x in values]
+        row["stability"] = np.mean(has_verdict)
     random, in_layers = _numbers(found.random), _numbers(found.in_layers)
     row |= {"share_in_layer": found.share_in_layer, "n_lists_in_layers": in_layers.size}
     if random.size:
@@ -490,7 +496,8 @@ def on_grid(values: xr.DataArray, sizes: Sizes) -> xr.DataArray:
 
 def _drawable(grid: xr.DataArray, others: Sequence[Head | str] | None) -> np.ndarray:
     """Return as booleans (layer, head) which heads can be drawn: those measured, among `others`."""
-    is_measured = grid.notnull().all({*grid.dims} - {"layer", "head"})
+    other_dims = {*grid.dims} - {"layer", "head"}
+    is_measured = grid.notnull().all(other_dims)
     measured = is_measured.transpose("layer", "head").values
     if others is None:
         return measured

@@ -124,7 +124,8 @@ def _take(
             layer, _ = head
             if head not in replacements and (pools[layer] or may_leave_layer):
                 nearest = next(other for other in from_nearest[layer] if pools[other])
-                replacements[head] = Head(nearest, pools[nearest].pop())
+                number = pools[nearest].pop()
+                replacements[head] = Head(nearest, number)
     return replacements
 
 
@@ -234,14 +235,20 @@ def largest_share_in_layer(heads: Heads, sizes: Sizes) -> float:
         heads: Set that random sets are matched to.
         sizes: Sizes of the model.
     """
-    every_head = np.ones((sizes["layers"], sizes["heads"]), dtype=bool)
-    free = in_other_groups(heads, every_head, sizes["key_value_heads"]).sum(1)
+    shape = sizes["layers"], sizes["heads"]
+    every_head = np.ones(shape, dtype=bool)
+    free = in_other_groups(heads, every_head, sizes["key_value_heads"])
+    n_free = free.sum(1).tolist()
     layers = [layer for layer, _ in heads]
     if len(heads) == 1:
-        n_free = int(free[layers[0]])
-        return n_free / max(SINGLE_HEADS, n_free)
-    n = sum(min(layers.count(layer), int(free[layer])) for layer in {*layers})
-    return n / len(heads)
+        (layer,) = layers
+        n = n_free[layer]
+        return n / max(SINGLE_HEADS, n)
+    n_same = 0
+    for layer in set(layers):
+        n_replaced = layers.count(layer)
+        n_same += min(n_replaced, n_free[layer])
+    return n_same / len(heads)
 
 
 def shuffle_heads(mask: xr.DataArray, dims: Sequence[str] = ("head",)) -> xr.DataArray:
