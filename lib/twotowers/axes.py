@@ -162,7 +162,7 @@ def zone_names(scale: Scale, zones: Sequence[Zone]) -> str:
         middle = min((low + high) / 2, right - half)
         if middle >= half and middle + half > low:
             texts += _text(f"{middle:.1f}%", zone.verdict, verdict_class(zone.verdict))
-            right = middle - half - LETTER
+            right = middle - half - 2 * LETTER
     return _line_of_text(16, texts)
 
 
