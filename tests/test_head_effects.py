@@ -27,7 +27,7 @@ from twotowers import head_selection
 def head_effects(model, encoded, senders=8):
     alone = single_head_effects(model, encoded)
     return alone.assign(
-        path_effects(model, encoded, head_selection.by_size_of_effect(alone, senders))
+        path_effects(model, encoded, head_selection.by_effect(alone, senders, either_sign=True))
     )
 
 

@@ -270,7 +270,7 @@ def recipe_head_effects(pipeline: Pipeline) -> xr.Dataset:
     contrasts = CONTRASTS if is_words else CONTRASTS[:1]
     recipe = Recipe(single_head_effects, encoded, (contrasts,))
     alone = pipeline.run("head_effects", recipe)
-    senders = head_selection.by_size_of_effect(alone, SENDERS) if is_words else []
+    senders = head_selection.by_effect(alone, SENDERS, either_sign=True) if is_words else []
     recipe = Recipe(path_effects, encoded, (senders,))
     by_route = pipeline.run("head_effects", recipe)
     return alone.assign(by_route)

@@ -411,11 +411,7 @@ class Chapter(Measurements):
         ]
         if solved is not None:
             rows += self._second_rows(result, figure, solved, statistic)
-        seen = ""
-        if result.seen != "none":
-            seen = f", written after the results of {result.seen} were seen"
-        rule = f"Rule of {result.rule}{seen}: {_rule_in_words(result)}"
-        self._show(result, rows, "Numbers and rule", rule)
+        self._show(result, rows, "Numbers and rule", claims.rules_in_words(result))
 
     def _second_rows(
         self,
@@ -505,17 +501,3 @@ def _found(
         for heads in edited[model]
     ]
     return found._replace(share_in_layer=sum(shares) / len(shares))
-
-
-def _rule_in_words(result: PaperResult) -> str:
-    """Return the rules of both verdicts on a result of the paper."""
-    words = f"{result.measure}. No verdict: {result.no_verdict}."
-    if not result.no_verdict:
-        words = f"{result.measure}. It agrees at {result.agrees or 0:g} or more"
-        has_part = result.part != result.agrees
-        words += f", and in part at {result.part or 0:g} or more." * has_part
-        words += "; there is no in part." * (not has_part)
-    second = claims.solved_rules().get(result.id)
-    if second is None or not second.measure:
-        return words
-    return f"{words} On counterbalanced prompts: {second.measure}."

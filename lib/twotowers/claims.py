@@ -244,3 +244,26 @@ def written_findings() -> pd.DataFrame:
     table = read_csv(data_folder() / "findings.csv", str)
     # Only the first line of a sentence has these cells.
     return table.assign(**table[["page", "sentence", "chapter"]].ffill())
+
+
+def rules_in_words(result: PaperResult) -> str:
+    """Return the rules of both verdicts on a result of the paper, and when they were written.
+
+    Args:
+        result: A result of data/figures.csv.
+    """
+    words = f"Rule of {result.rule}"
+    if result.seen != "none":
+        words += f", written after the results of {result.seen} were seen"
+    words += f": {result.measure}. "
+    if result.no_verdict:
+        words += f"No verdict: {result.no_verdict}."
+    else:
+        words += f"It agrees at {result.agrees or 0:g} or more"
+        has_part = result.part != result.agrees
+        words += f", and in part at {result.part or 0:g} or more." * has_part
+        words += "; there is no in part." * (not has_part)
+    second = solved_rules().get(result.id)
+    if second is not None and second.measure:
+        words += f" On counterbalanced prompts: {second.measure}."
+    return words

@@ -12,7 +12,6 @@ Each set has the HEADS_PER_SET heads with the largest mean of one quantity:
 - `by attention`: the attention difference, labels of the query's class minus the others.
 - `by_increase`, a function: the paper's increase, of either sign.
 - `by_effect`, a function: the total effect of the head's attention, if it raises the right answer.
-- `by_size_of_effect`, a function: the same, of either sign.
 
 Every function is pure: it takes measurements of heads and returns lists of heads.
 """
@@ -336,7 +335,9 @@ def label_heads_without_preference(heads: xr.Dataset, judged: Sequence[Head]) ->
     return [head for head in found if head not in judged]
 
 
-def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
+def by_effect(
+    effects: xr.Dataset, k: int = HEADS_PER_SET, *, either_sign: bool = False
+) -> list[Head]:
     """Return the heads whose attention raises the right answer most, by mean total effect.
 
         >>> dims = ("contrast", "prompt", "layer", "head")
@@ -345,39 +346,19 @@ def by_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
         >>> effects = xr.Dataset({"effect": (dims, effect)}, contrasts)
         >>> [str(head) for head in by_effect(effects, 3)]
         ['1-0', '0-0']
-
-    Args:
-        effects: Measurement "head_effects".
-        k: Maximum number of heads.
-    """
-    effect = _mean_total_effect(effects)
-    return top_heads(effect, k)
-
-
-def by_size_of_effect(effects: xr.Dataset, k: int = HEADS_PER_SET) -> list[Head]:
-    """Return the heads whose attention has the largest mean total effect, of either sign.
-
-        >>> dims = ("contrast", "prompt", "layer", "head")
-        >>> effect = [[[[0.1, -0.9], [0.4, 0.0]]]]
-        >>> contrasts = {"contrast": ["attention swapped"]}
-        >>> effects = xr.Dataset({"effect": (dims, effect)}, contrasts)
-        >>> [str(head) for head in by_size_of_effect(effects, 2)]
+        >>> [str(head) for head in by_effect(effects, 2, either_sign=True)]
         ['0-1', '1-0']
 
     Args:
         effects: Measurement "head_effects".
         k: Maximum number of heads.
+        either_sign: Whether heads that lower the right answer count as well, by the size of their
+            effect.
     """
-    effect = _mean_total_effect(effects)
-    size = abs(effect)
-    return top_heads(size, k)
-
-
-def _mean_total_effect(effects: xr.Dataset) -> xr.DataArray:
-    """Return the mean total effect of each head's attention, over (layer, head)."""
     effect = effects["effect"]
     swapped = effect.sel(contrast="attention swapped")
-    return swapped.mean("prompt")
+    mean = swapped.mean("prompt")
+    return top_heads(abs(mean) if either_sign else mean, k)
 
 
 def places(values: xr.DataArray, heads: Heads) -> list[int]:

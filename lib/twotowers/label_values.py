@@ -155,11 +155,13 @@ def by_answer(
     on_other = f"{prefix}attention_other"
     of_foo = ds[[on_true, on_other]].sel(change=[*foo])
     of_bar = ds[[on_other, on_true]].sel(change=[*bar])
+    both = [of_foo, of_bar]
     parts = []
-    for part in (of_foo, of_bar):
+    for part in both:
         means = part.mean("change")
         by_label = means.to_dataarray("label")
-        parts.append(by_label.assign_coords(label=WORDS))
+        named = by_label.assign_coords(label=WORDS)
+        parts.append(named)
     answer = pd.Index(WORDS, name="answer")
     return xr.concat(parts, answer)
 
@@ -213,7 +215,8 @@ def leaning(increases: xr.Dataset) -> xr.DataArray:
     for is_right in (is_first, ~is_first):
         of_label = increase.where(is_right)
         by_pair = of_label.groupby("label_pair")
-        means.append(by_pair.mean("prompt"))
+        mean = by_pair.mean("prompt")
+        means.append(mean)
     first, second = means
     return first - second
 
@@ -264,12 +267,12 @@ def at_own_label_of_pair(heads: xr.Dataset, leaning: xr.DataArray) -> xr.DataArr
     first_right, second_right = of_exchanged_labels(sums)
     of_pair = leaning.sel(label_pair=first_right["label_pair"])
     own_is_first = of_pair > 0
-    on_first, on_second = (
-        [values.sel(label=label, drop=True) for values in (first_right, second_right)]
-        for label in ("first", "second")
-    )
-    where_answer = xr.where(own_is_first, on_first[0], on_second[1])
-    elsewhere = xr.where(own_is_first, on_first[1], on_second[0])
+    first_as_answer = first_right.sel(label="first", drop=True)
+    second_as_answer = second_right.sel(label="second", drop=True)
+    first_as_other = second_right.sel(label="first", drop=True)
+    second_as_other = first_right.sel(label="second", drop=True)
+    where_answer = xr.where(own_is_first, first_as_answer, second_as_answer)
+    elsewhere = xr.where(own_is_first, first_as_other, second_as_other)
     answer = pd.Index(ANSWERS, name="answer")
     attention = xr.concat([where_answer, elsewhere], answer)
     flips = _is_right_in_block(known["logit_difference"])
